@@ -14,7 +14,7 @@ TWO    := --numprocesses 2 --dist worksteal
 # last, because pip puts Pillow back whenever it installs something that asks for it.
 define PILLOW_SIMD
 @put() { \
-	line=$$($(BIN)/python -c "from precache.packages import put_pillow; print(put_pillow('$$1'))") \
+	line=$$($(BIN)/python -c "from precache.packages import pillow_install_command; print(pillow_install_command('$$1'))") \
 		&& sh -c "$$line" >$(VENV)/$$1.log 2>&1; \
 }; \
 before=$$($(BIN)/python -c '$(KINDS_LOST)' 2>/dev/null); \
@@ -30,9 +30,9 @@ else put pillow \
 		"and the headers of libjpeg and zlib; $(VENV)/pillow-simd.log says what is missing."; \
 fi
 endef
-KINDS_LOST := from precache.pictures import kinds; print(", ".join(kinds.kinds_lost()))
+KINDS_LOST := from precache.pictures import kinds; print(", ".join(kinds.kinds_not_built_in()))
 IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
-	from precache.pictures import kinds; assert kinds.pillow_is_simd(), kinds.made_by()
+	from precache.pictures import kinds; assert kinds.pillow_is_simd(), kinds.decoder_versions()
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -58,7 +58,7 @@ endef
 $(STOCK)/.installed: $(VENV)/.installed-test
 	$(call LAID_OVER,$(STOCK))
 	$(STOCK)/bin/python -m pip install --quiet --no-deps 'pillow>=10.1'
-	$(STOCK)/bin/python -c 'from precache.pictures import kinds; assert not kinds.pillow_is_simd(), kinds.made_by()'
+	$(STOCK)/bin/python -c 'from precache.pictures import kinds; assert not kinds.pillow_is_simd(), kinds.decoder_versions()'
 	touch $@
 
 # transformers, timm and Hugging Face's datasets. pip puts Pillow in front of Pillow-SIMD, so it goes again.

@@ -28,6 +28,7 @@ from precache.errors import (
     DatasetError,
     ImageError,
     NothingFoundError,
+    SampleError,
     SettingError,
     SourceError,
     check_choice,
@@ -268,7 +269,8 @@ class SplitData:
         except ValueError as error:
             problem = f"not where its index says ({error})"
         verify = shell_command("precache verify", self.path)
-        raise self.index.error(position, self.file_at(position), f"{problem}; run: {verify}")
+        misplaced = self.index.error(position, self.file_at(position), problem)
+        raise SampleError(misplaced.path, misplaced.reason, remedy=f"run: {verify}")
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Return the shards' numbers and the rows in them, int64 [n] each, of the samples at `positions`."""
@@ -386,8 +388,8 @@ class SplitData:
         cut = "" if needed == served else f" is cut from {size_text(needed)}, and"
         result = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
         warnings.warn(
-            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; convert "
-            f"with --size {size_text(needed)}, or build with a smaller size",
+            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; "
+            f"convert with --size {size_text(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 

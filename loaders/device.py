@@ -49,7 +49,7 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 class Lane:
-    """Stream on which a loader's work on `device` is queued; on the CPU, where work is done at once, no-ops.
+    """CUDA stream on which a loader queues its work; does nothing on the CPU, where work is done at once.
 
     Attributes:
         device: the loader's device.

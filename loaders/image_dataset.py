@@ -513,7 +513,7 @@ def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -
     Raises:
         DatasetError: the shard does not have its size, or its index names places that are not in it.
     """
-    check.open_file(shard)
+    check.compare_size(shard)
     places = FORMATS[data.kind].find_samples(path)
     samples, shard_bytes = data.whole.shard_samples[shard], data.shard_bytes[shard]
     if len(places) != samples or (places > shard_bytes).any():

@@ -47,7 +47,7 @@ from loaders.threads import Pool
 from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
-from precache.errors import ImageError, SettingError
+from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.formats.base import MaskFile
 from precache.pictures import masks
@@ -170,7 +170,7 @@ class Pipeline:
     def _take_floats(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return float32 memory for as many pictures of the same shape, reused once no tensor shows it."""
         shape = (*pictures.shape[2:], pictures.shape[1] * torch.float32.itemsize)
-        if self._floats is None or not self._floats.holds(len(pictures), shape):
+        if self._floats is None or not self._floats.can_hold(len(pictures), shape):
             self._floats = BufferPool(len(pictures), as_size(*shape[:2]), self.lane.device, shape[2])
         return self._floats.take(len(pictures)).view(torch.float32).permute(0, 3, 1, 2)
 
@@ -399,7 +399,8 @@ class FieldReader:
                 return index.error(position, file, self._data.remote.remove_damaged(shard))
             if isinstance(error, ImageError):
                 return type(error)(error.path, error.reason, remedy=error.remedy)
-            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+            undecodable = index.error(position, file, f"its mask cannot be decoded ({error})")
+            return SampleError(undecodable.path, undecodable.reason, remedy=REMEDY)
         rows, inside_rows = _nearest_pixels(crop[1], crop[3], self._rows, mask.shape[0])
         columns, inside_columns = _nearest_pixels(crop[0], crop[2], self._columns, mask.shape[1])
         cropped = mask[rows[:, None], columns] * (inside_rows[:, None] & inside_columns)

@@ -39,7 +39,7 @@ _MAX_COMPARED = 1_000  # names in a folder; comparing 20,000 takes a second
 
 
 class PrecacheError(Exception):
-    """Base of the tree above; `str(error)` is one line, 'PATH: MESSAGE; REMEDY'.
+    """Base of the errors of this project; `str(error)` is one line, 'PATH: MESSAGE; REMEDY'.
 
     PATH or REMEDY is left out where it is not given. Unprintable characters, as in file names, are escaped.
 

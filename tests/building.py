@@ -1,4 +1,4 @@
-"""Build a loader from one flat set of settings, as the tests combine them."""
+"""Build a loader from flat keyword arguments, as tests combine them."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +9,9 @@ from precache.storage.urls import Url
 
 
 def build_loader(path: str | Path | Url, **settings: Any) -> loaders.Loader:
-    """`loaders.build`, with what belongs into a dataclass put there.
+    """Call `loaders.build`, with the settings of its dataclasses given as keyword arguments, too.
 
-    Unless told otherwise, pixels are those that are stored, uint8, and of a picture's middle all is shown.
+    Unless other settings say so, the pixels are served as they are stored, in uint8, and nothing is cropped.
     """
     groups = {
         "reading": loaders.Reading,
@@ -21,7 +21,7 @@ def build_loader(path: str | Path | Url, **settings: Any) -> loaders.Loader:
     }
     settings = {"crop_ratio": 1.0, "dtype": "uint8", **settings}
     for name, group in groups.items():
-        given = {field.name: settings.pop(field.name) for field in fields(group) if field.name in settings}
-        if given:
-            settings[name] = group(**given)
+        values = {field.name: settings.pop(field.name) for field in fields(group) if field.name in settings}
+        if values:
+            settings[name] = group(**values)
     return loaders.build(path, **settings)

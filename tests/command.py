@@ -1,4 +1,4 @@
-"""Run a command of the project as a user does, in a process of its own; or here, which is quicker."""
+"""Run the project's commands as users do, in a process of their own; or in this one, which is quicker."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ MAINS = {"precache": "precache.cli.main", "bench": "bench.cli"}
 
 
 def run(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """`python -m module arguments` in `cwd`, on the code of this checkout."""
+    """Run `python -m module arguments` in `cwd`, with the code of this checkout."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(
@@ -27,49 +27,55 @@ def run(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProc
     )
 
 
-def interrupted(
+def run_and_interrupt(
     when: Callable[[], bool], *arguments: object, cwd: Path, number: int = signal.SIGINT
 ) -> "tuple[subprocess.CompletedProcess[str], float]":
-    """`precache arguments`, which gets a signal when `when` holds; and for how long it lives on, in s."""
+    """Run `precache arguments`, and send it a signal as soon as `when()` is true.
+
+    Returns:
+        The result, and how long the command went on after the signal, in seconds.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     command = [sys.executable, "-m", "precache", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     deadline_s = time.monotonic() + 60
     while not when():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     time.sleep(0.2)
-    begin_s = time.monotonic()
+    start_s = time.monotonic()
     process.send_signal(number)
-    said = process.communicate(timeout=150)
-    return subprocess.CompletedProcess(command, process.returncode, *said), time.monotonic() - begin_s
+    stdout, stderr = process.communicate(timeout=150)
+    result = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    return result, time.monotonic() - start_s
 
 
 def run_here(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """The same in this process, where a process of its own is not the point: nothing is imported again.
+    """Run a command in this process, which is quicker, as nothing is imported again; else like `run`.
 
-    Workers of the command are slow to start here, beside torch's threads: leave those commands to `run`.
+    A command that starts workers is slow here, beside torch's threads: `run` is for those.
     """
-    said = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
-    command, before = list(map(str, arguments)), Path.cwd()
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    command, previous_folder = list(map(str, arguments)), Path.cwd()
     os.chdir(cwd)
     try:
         with (
             mock.patch.dict(os.environ, COLUMNS="100"),
-            contextlib.redirect_stdout(said[0]),
-            contextlib.redirect_stderr(said[1]),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
         ):
             code = commandline.run(import_module(MAINS[module]).main, module, command)
     finally:
-        os.chdir(before)
-    texts = [stream.buffer.getvalue().decode() for stream in said]  # type: ignore[attr-defined]
+        os.chdir(previous_folder)
+    texts = [stream.buffer.getvalue().decode() for stream in (stdout, stderr)]  # type: ignore[attr-defined]
     return subprocess.CompletedProcess([module, *command], code, *texts)
 
 
 def check_bad_input(result: "subprocess.CompletedProcess[str]", *mentions: str) -> None:
-    """Exit code 2, and one line on stderr that mentions what it must."""
+    """Check that a command ended with exit code 2, and one line on stderr that contains all `mentions`."""
     assert result.returncode == 2, result
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) == 1, result.stderr

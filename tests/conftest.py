@@ -1,4 +1,4 @@
-"""Trees and converted folders that the tests share. None of them is written to by a test."""
+"""Fixtures that tests share: a tree of pictures, and datasets of it; no test may write to them."""
 
 import gc
 import os
@@ -14,44 +14,45 @@ from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
 from tests.cloud.fixtures import bucket, storage
 
-# Several processes of tests, with workers each, share the CPUs: threads of torch that wait for each other on
-# busy ones take a hundred times as long as one alone. Torch reads this when it is imported, in programs too.
+# Several test processes, with workers each, share the CPUs: on busy CPUs several threads of torch, which wait
+# for each other, take a hundred times as long as one. torch reads this variable when it is imported, also in
+# programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+# A process that a shell starts in the background ignores Ctrl-C, and so would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 __all__ = ["bucket", "storage"]
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 RECTANGLE = (36, 60)
-"""Height and width."""
-_put_aside = [0]
-"""Of how many modules, each time."""
+"""Height and width of the datasets `rectangle-FORMAT`."""
+_module_counts = [0]
+"""Number of imported modules at each call of gc.freeze()."""
 
 
 def pytest_collection_finish() -> None:
-    _put_imports_aside()
+    _freeze_imports()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    _put_imports_aside()
+    _freeze_imports()
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # or what is written in C++ says at the exit that it was leaked
+    gc.unfreeze()  # otherwise extensions in C++ report leaks at the exit
 
 
-def _put_imports_aside() -> None:
-    """What was imported is not garbage: to look for some in it takes most of the time of a collection."""
-    if len(sys.modules) > _put_aside[-1] + 50:
+def _freeze_imports() -> None:
+    """Exclude imported modules from garbage collection, which would spend most of its time on them."""
+    if len(sys.modules) > _module_counts[-1] + 50:
         gc.collect()
         gc.freeze()
-        _put_aside.append(len(sys.modules))
+        _module_counts.append(len(sys.modules))
 
 
 @pytest.fixture(scope="session")
 def raw_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """70 generated pictures in 5 classes, at least two of each kind that a sample tree has."""
+    """Tree of 70 generated pictures in 5 classes, at least two of each kind that a sample tree has."""
     path = tmp_path_factory.mktemp("raw") / "tree"
     make_sample(path, images=IMAGES, classes=CLASSES, seed=1, like="caltech", workers=0)
     return path
@@ -59,7 +60,7 @@ def raw_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tree in each format: 48 px, 6 shards of 11 or 12 samples."""
+    """Folder of the tree's dataset in each format, by name: 48 px, 6 shards of 11 or 12 samples."""
     root = tmp_path_factory.mktemp("converted")
     for name in FORMATS:
         convert(raw_tree, root / name, small_recipe(name), workers=0)
@@ -68,7 +69,7 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="session")
 def shaped(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tree in each format, `keep-FORMAT`, shorter side 48 px, `rectangle-FORMAT` and `grey-FORMAT`."""
+    """Datasets in each format: `keep-FORMAT` (shorter side 48 px), `rectangle-FORMAT` and `grey-FORMAT`."""
     root = tmp_path_factory.mktemp("shaped")
     grey_bytes = ROWS_PER_SHARD * STORED_SIZE**2
     for name in FORMATS:
@@ -81,14 +82,14 @@ def shaped(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="session")
 def grey(shaped: dict[str, Path]) -> dict[str, Path]:
-    """As `converted`, in grey."""
+    """Folders as of `converted`, with pictures in grey."""
     return {name: shaped[f"grey-{name}"] for name in FORMATS}
 
 
 def small_recipe(format_name: str, **settings: object) -> Recipe:
-    """A recipe that cuts the small tree into several shards of squares, unless told otherwise.
+    """Make a recipe for several shards of squares of the small tree; `settings` change it.
 
-    Shrunk as loaders and torchvision shrink pictures, so that what was stored so is near to theirs.
+    It resizes as loaders and torchvision do, so that stored pixels are near to theirs.
     """
     shard_bytes = ROWS_PER_SHARD * STORED_SIZE**2 * 3
     defaults = {"size": STORED_SIZE, "fit": "crop", "resample": "bilinear", "shard_bytes": shard_bytes}
@@ -96,8 +97,8 @@ def small_recipe(format_name: str, **settings: object) -> Recipe:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _memory_of_its_own() -> Iterator[None]:
-    """What another run of these tests keeps at the same time is not found: it has none of the damage here."""
+def _separate_shared_memory() -> Iterator[None]:
+    """Give the caches of this test process names of their own: other processes do not share its damage."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("loaders.read.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
         yield

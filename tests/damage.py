@@ -1,4 +1,4 @@
-"""Pictures that cannot be decoded, folders that hold some, and what a saboteur does to a folder."""
+"""Damage trees and datasets: undecodable pictures, flipped bits, changed manifests."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 def damage_tree(source: Path, tree: Path) -> list[int]:
-    """Copy `source` to `tree` with a picture of each kind of DAMAGE; their ids."""
+    """Copy `source` to `tree`, and damage a picture in each way of DAMAGE; return their ids."""
     shutil.copytree(source, tree)
     samples = scan_tree(source).samples
     jpegs = [sample for sample in samples if sample.path.endswith(".jpg")][3::9][: len(DAMAGE)]
@@ -37,7 +37,7 @@ def damage_tree(source: Path, tree: Path) -> list[int]:
 
 
 def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
-    """Copy a folder of JPEG shards, with damage in the samples `ids`; the manifest stays as it was."""
+    """Copy a folder of JPEG shards, and damage the samples `ids`; the manifest stays as it was."""
     shutil.copytree(source, path)
     dataset = open_dataset(path)
     spoil = dict(zip(ids, DAMAGE.values(), strict=True))
@@ -55,34 +55,34 @@ def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
 
 
 def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, int]:
-    """Change one bit in the middle of a picture of the dataset at `path`: (its shard's path, its id)."""
+    """Flip a bit in the middle of a picture of the dataset at `path`; return its shard's path and its id."""
     dataset = open_dataset(path)
     shard = dataset.shard_path(dataset.manifest.shards[shard_number])
     stored = list(FORMATS[dataset.manifest.recipe.format].read_shard(shard))[row]
     data = stored.data if isinstance(stored.data, bytes) else stored.data.tobytes()
     content = shard.read_bytes()
     place = content.index(data) + len(data) // 2
-    with open(shard, "r+b") as file:  # never shorter meanwhile: a loader may have it mapped
+    with open(shard, "r+b") as file:  # in place, because a loader may have the file mapped
         file.seek(place)
         file.write(bytes([content[place] ^ 16]))
     return shard, stored.id
 
 
 def edit_manifest(path: Path, **changes: Any) -> None:
-    """Change these entries of the manifest of the dataset at `path`; its checksum fits."""
+    """Change entries of the manifest of the dataset at `path`, and correct its checksum."""
     content = {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes}
     (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
 def edit_samples(path: Path, **columns: Column) -> None:
-    """Change these columns of the samples in the index; all checksums fit."""
+    """Change columns of the samples in the index, and correct all checksums."""
     index = path / open_dataset(path).manifest.index.name
     edit_manifest(path, index=asdict(write_arrays(index, {**load_file(index), **column_arrays(columns)})))
 
 
-def lead_away(path: Path, split: str) -> None:
-    """Give the only split of the dataset at `path` this name, which its shards' names begin with."""
+def rename_split(path: Path, split: str) -> None:
+    """Rename the only split of the dataset at `path`, and with it its shards, in the manifest."""
     content = json.loads((path / MANIFEST_NAME).read_bytes())
-    (one,) = content["samples_per_class"]
-    renamed = {name: {split: content[name][one]} for name in ("samples_per_class", "statistics")}
+    (old_name,) = content["samples_per_class"]
+    renamed = {name: {split: content[name][old_name]} for name in ("samples_per_class", "statistics")}
     edit_manifest(path, splits=[split], **renamed)

@@ -1,4 +1,4 @@
-"""Properties that every format keeps; `tests/precache/test_formats.py` runs them over all of them."""
+"""Checks that every format has to pass; `tests/precache/test_formats.py` runs them over all formats."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ from precache.pictures import images
 from precache.sources.tree import scan_tree
 
 
-def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
-    """(shard path, sample) of all samples, in written order, by our own reader."""
+def stored_samples(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
+    """Yield shard path and sample of all samples, in stored order, read by the format's own reader."""
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
     for shard in dataset.manifest.shards:
         path = dataset.shard_path(shard)
@@ -22,34 +22,44 @@ def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
 
 
 def check_holds_its_tree(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: float) -> None:
-    """Every sample once, shuffled as the index says, with the converter's pixels: exactly, or as near."""
-    samples, how = scan_tree(raw_tree).samples, dataset.manifest.recipe.rendering
+    """Check that a dataset holds every sample once, in the index's order, with the pixels of the converter.
+
+    Args:
+        worst_psnr: smallest allowed PSNR of a picture, in dB.
+    """
+    samples, rendering = scan_tree(raw_tree).samples, dataset.manifest.recipe.rendering
     rejected = {sample.id for sample in dataset.manifest.rejected}
     expected = [(sample.id, sample.label) for sample in samples if sample.id not in rejected]
-    held = []
-    for path, sample in stored(dataset):
-        held.append((sample.id, sample.label))
+    pairs = []
+    for path, sample in stored_samples(dataset):
+        pairs.append((sample.id, sample.label))
         file = f"{raw_tree}/{samples[sample.id].path}"
-        rendered, _ = images.render(images.read_bytes(file), file, how)
-        pixels = sample.pixels(path, images.CHANNELS[how.channels])
+        rendered, _ = images.render(images.read_bytes(file), file, rendering)
+        pixels = sample.pixels(path, images.CHANNELS[rendering.channels])
         assert pixels.shape == rendered.shape
         error = np.square(pixels.astype(float) - rendered).mean()
         assert error <= 255**2 / 10 ** (worst_psnr / 10), f"sample {sample.id}"
-    assert sorted(held) == expected != held
+    assert sorted(pairs) == expected
+    assert pairs != expected, "they are shuffled"
     index = dataset.read_index("train")
-    assert held == list(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+    assert pairs == list(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
 
 
 def check_another_reader_sees_the_same(
     dataset: ConvertedDataset, read: Iterator[tuple[int, dict[str, Any], Any]], known: dict[str, Any]
 ) -> None:
-    """`read` gives (id, some of what is known of it, JPEG or pixels) in stored order, by others' code.
+    """Check that another library's reader agrees with the format's own one.
 
-    `known` has the values of all samples, by name; lists may come without their shape.
+    Args:
+        read: id, values by name, and JPEG or pixels of each sample in stored order, of the other library.
+        known: expected values of all samples, by name; lists may come without their shape.
     """
-    for (_, ours), (sample_id, values, data) in zip(stored(dataset), read, strict=True):
-        assert sample_id == ours.id
-        assert data == ours.data if isinstance(ours.data, bytes) else np.array_equal(data, ours.data)
+    for (_, sample), (sample_id, values, data) in zip(stored_samples(dataset), read, strict=True):
+        assert sample_id == sample.id
+        if isinstance(sample.data, bytes):
+            assert data == sample.data
+        else:
+            assert np.array_equal(data, sample.data)
         for name, value in values.items():
             expected = known[name][sample_id]
             if isinstance(expected, str):

@@ -1,4 +1,4 @@
-"""Pictures whose pixels say what their masks and boxes must be, wherever crops and flips put them."""
+"""Pictures whose pixels determine their masks and boxes, wherever crops and flips put them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,30 +10,30 @@ from PIL import ExifTags, Image
 from precache.pictures.jpeg import Pixels
 
 SIZES = ((60, 44), (44, 60), (50, 50), (97, 33), (40, 40), (33, 64))
-"""(width, height) of the pictures, in turns."""
+"""Width and height of the pictures, in turns."""
 PICTURES = 12
 BLOCK, STEP = 11, 80
 BOXES = ((10, 8, 26, 24), (-7, 8, 9, 30), (12, -5, 31, 11), (20, 20, 200, 200))
-"""In turns, a bright square in each picture that is drawn for its box; it may reach out of the picture."""
+"""Boxes (left, top, right, bottom) in turns; each is a bright square, and may reach out of the picture."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Two trees: photos/a/00.png and masks/a/00.png, of labels in blocks."""
+    """Tree of photos, and tree of their masks, with the same names: photos/a/00.png and masks/a/00.png."""
 
     photos: Path
     masks: Path
 
 
 def labels_of(number: int) -> Pixels:
-    """uint8 [height, width], 0 to 3 in blocks."""
+    """Draw the mask of a picture: uint8 [height, width], labels 0 to 3 in blocks."""
     width, height = SIZES[number % len(SIZES)]
     blocks = np.random.default_rng(number).integers(0, 4, (height // BLOCK + 1, width // BLOCK + 1))
     return np.kron(blocks, np.ones((BLOCK, BLOCK), int))[:height, :width].astype(np.uint8)
 
 
 def draw_trees(root: Path) -> Trees:
-    """Pictures of grey STEP * label; masks of every kind that is taken; one picture lies on its side."""
+    """Write pictures of grey STEP * label, and masks of every supported kind; EXIF turns one picture."""
     trees = Trees(root / "photos", root / "masks")
     for number in range(PICTURES):
         folder = "ab"[number % 2]
@@ -42,7 +42,7 @@ def draw_trees(root: Path) -> Trees:
         labels = labels_of(number)
         picture = Image.fromarray(labels * STEP).convert("RGB")
         exif = Image.Exif()
-        if number == 5:  # stored turned to the left: upright again when it is turned to the right
+        if number == 5:  # stored turned to the left; EXIF says to turn it to the right
             picture = picture.transpose(Image.Transpose.ROTATE_90)
             exif[ExifTags.Base.Orientation] = 6
         picture.save(trees.photos / folder / f"{number:02}.png", exif=exif)
@@ -51,7 +51,7 @@ def draw_trees(root: Path) -> Trees:
 
 
 def save_mask(labels: Pixels, number: int, stem: Path) -> None:
-    """As 8-bit grey, with a palette, with 16 bits, or as a TIFF, in turns."""
+    """Save a mask as 8-bit grey, with a palette, with 16 bits, or as a TIFF, in turns."""
     mask = Image.fromarray(labels)
     if number % 4 == 1:
         mask = Image.frombytes("P", mask.size, mask.tobytes())
@@ -61,8 +61,8 @@ def save_mask(labels: Pixels, number: int, stem: Path) -> None:
     mask.save(stem.with_suffix(".tif" if number % 4 == 3 else ".png"))
 
 
-def draw_boxed(number: int) -> Image.Image:
-    """Black with a white square where its box is."""
+def draw_box_picture(number: int) -> Image.Image:
+    """Draw a black picture with a white square in its box."""
     width, height = SIZES[number % len(SIZES)]
     pixels = np.zeros((height, width, 3), np.uint8)
     left, top, right, bottom = BOXES[number % len(BOXES)]
@@ -71,9 +71,14 @@ def draw_boxed(number: int) -> Image.Image:
 
 
 def check_labels(picture: Any, mask: Any, tolerance: float = 4, reach: int = 1) -> float:
-    """Wherever a label has its like all around, so many pixels far, the picture is of its grey.
+    """Check that a picture has the grey of the mask's label wherever the label is the same all around.
 
-    Returns how much of the picture that is.
+    Args:
+        tolerance: largest difference of a pixel.
+        reach: how many pixels around a pixel have to have its label.
+
+    Returns:
+        The share of the picture that was checked.
     """
     grey, labels = np.asarray(picture, float), np.asarray(mask).astype(int)
     assert grey.shape == labels.shape

@@ -1,7 +1,7 @@
-"""Properties that every backend keeps; `tests/loaders/test_backends.py` runs them over all of them.
+"""Checks that every backend has to pass; `tests/loaders/test_backends.py` runs them over all backends.
 
-`Build` makes a loader of one backend over the same 70 pictures: `build(batch_size=16, ...)`. What a training
-does with a loader, in whichever order, is in `tests/loaders/test_state_machine.py`.
+`Build` makes a loader of one backend over the same 70 pictures: `build(batch_size=16, ...)`. Sequences of
+calls, as trainings make them, are in `tests/loaders/test_state_machine.py`.
 """
 
 import json
@@ -29,20 +29,22 @@ Build: TypeAlias = Callable[..., Loader]
 
 
 def ids_of(batches: Any) -> list[int]:
+    """Ids of all samples of some batches, in order."""
     return [int(i) for batch in batches for i in batch.ids]
 
 
 def pairs_of(batches: Any) -> list[tuple[int, int]]:
-    """(id, label) of each sample."""
+    """Id and label of all samples of some batches, in order."""
     return [(int(i), int(y)) for batch in batches for i, y in zip(batch.ids, batch.labels, strict=True)]
 
 
 def check_samples(
     build: Build, raw_tree: Path, size: Size, worst_psnr: float | None, channels: str = "rgb"
 ) -> None:
-    """Each sample once an epoch, in batches as promised, with the pixels that the converter makes of it.
+    """Check that an epoch has each sample once, in batches of the right form, with the converter's pixels.
 
-    `worst_psnr`: distance in dB; None: what is served is noise by design.
+    Args:
+        worst_psnr: smallest allowed PSNR of a picture, in dB; None: the backend serves noise.
     """
     scan = scan_tree(raw_tree)
     with build(batch_size=16) as loader:
@@ -52,16 +54,18 @@ def check_samples(
         assert sorted(pairs_of(batches)) == sorted(pairs_of(loader)) == expected
         check_batches(batches, size, samples, 1 if channels == "grey" else 3)
         assert len(loader) == len(batches)
-    how = images.Rendering(size=size, channels=channels)
-    for batch in batches if worst_psnr is not None else ():
+    if worst_psnr is None:
+        return
+    rendering = images.Rendering(size=size, channels=channels)
+    for batch in batches:
         for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
             path = f"{raw_tree}/{scan.samples[sample_id].path}"
-            due = images.render(images.read_bytes(path), path, how)[0]
+            due = images.render(images.read_bytes(path), path, rendering)[0]
             assert psnr(picture.permute(1, 2, 0).cpu().numpy(), due) >= worst_psnr, path
 
 
 def check_batches(batches: list[Any], size: Size, samples: int, channels: int) -> None:
-    """All of 16 but the last two, which share what is left."""
+    """Check the form of batches of 16 samples; the last two share the rest."""
     last_two = 16 + samples % 16
     sizes = [*[16] * (samples // 16 - 1), (last_two + 1) // 2, last_two // 2]
     assert [len(batch.labels) for batch in batches] == sizes
@@ -79,11 +83,11 @@ def check_batches(batches: list[Any], size: Size, samples: int, channels: int) -
 
 
 def check_order_depends_on_seed_and_epoch_alone(build: Build) -> None:
-    with build(workers=1) as one, build(workers=2) as two, build(seed=1) as other:
-        epochs = [ids_of(one) for _ in range(3)]
-        assert [ids_of(two) for _ in range(3)] == epochs
+    with build(workers=1) as loader, build(workers=2) as same_seed, build(seed=1) as other_seed:
+        epochs = [ids_of(loader) for _ in range(3)]
+        assert [ids_of(same_seed) for _ in range(3)] == epochs
         assert len({tuple(ids) for ids in epochs}) == 3
-        assert ids_of(other) != epochs[0]
+        assert ids_of(other_seed) != epochs[0]
 
 
 def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: list[int]) -> None:
@@ -92,37 +96,38 @@ def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: 
 
 
 def check_floats_are_normalised(build: Build) -> None:
-    """Each view of the same pictures, whatever is done to them; what comes with them is the same."""
+    """Check that floats are the normalised integers of the same views, and that ids and labels agree."""
 
     def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int, view: int) -> torch.Tensor:
-        assert images.dtype == torch.uint8, "a function gets what is stored"
+        assert images.dtype == torch.uint8, "a function gets the stored pixels"
         return images.clamp_(max=100 + 50 * view)
 
     several = {"views": 2, "cache": "device"}
     for settings in ({}, {"augment": "train", **several}, {"augment": darken, **several}):
         with build(dtype="uint8", **settings) as integers, build(dtype="float32", **settings) as floats:
             for _ in range(2):
-                for ours, theirs in zip(integers, floats, strict=True):
-                    check_the_same_but_normalised(ours, theirs, torch.float32, 1e-5)
+                for batch, float_batch in zip(integers, floats, strict=True):
+                    check_normalised(batch, float_batch, torch.float32, 1e-5)
     for dtype, tolerance in ((torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
         with build(dtype="uint8") as integers, build(dtype=dtype, normalize="imagenet") as floats:
-            for ours, theirs in zip(integers, floats, strict=True):
-                check_the_same_but_normalised(ours, theirs, dtype, tolerance)
+            for batch, float_batch in zip(integers, floats, strict=True):
+                check_normalised(batch, float_batch, dtype, tolerance)
 
 
-def check_the_same_but_normalised(ours: Batch, theirs: Batch, dtype: torch.dtype, tolerance: float) -> None:
+def check_normalised(batch: Batch, float_batch: Batch, dtype: torch.dtype, tolerance: float) -> None:
+    """Check that `float_batch` is `batch`, normalised with ImageNet's mean and standard deviation."""
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
-    for view, floats in zip(ours.views, theirs.views, strict=True):
+    for view, floats in zip(batch.views, float_batch.views, strict=True):
         assert (view.dtype, floats.dtype) == (torch.uint8, dtype)
         assert floats.is_contiguous(memory_format=torch.channels_last)
         due = (view.cpu().float() / 255 - mean) / std
         assert torch.allclose(floats.cpu().float(), due, atol=tolerance)
-    rest = [(b.ids, b.labels, b.padding, b.fields) for b in (ours, theirs)]
+    rest = [(b.ids, b.labels, b.padding, b.fields) for b in (batch, float_batch)]
     torch.testing.assert_close(rest[0], rest[1], rtol=0, atol=0)
 
 
 def check_torchs_defaults_change_nothing(build: Build) -> None:
-    """What a training sets for its model, where it builds the loader and where it takes the batches."""
+    """Check that torch's default dtype, device and modes, which trainings set, do not change the batches."""
 
     def serve() -> list[tuple[torch.Tensor, ...]]:
         augment = RandomAugmentation(brightness=0.2, saturation=0.2, hue=0.1)
@@ -141,13 +146,13 @@ def check_torchs_defaults_change_nothing(build: Build) -> None:
     finally:
         torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(False)
-    for ours, theirs in zip(served, due, strict=True):
-        assert all(map(torch.equal, ours, theirs))
-        assert [part.dtype for part in ours] == [part.dtype for part in theirs]
+    for parts, due_parts in zip(served, due, strict=True):
+        assert all(map(torch.equal, parts, due_parts))
+        assert [part.dtype for part in parts] == [part.dtype for part in due_parts]
 
 
 def check_resume(build: Build) -> None:
-    """A state taken in the loop body, as JSON, in another loader: the rest and nothing but the rest."""
+    """Check that another loader serves exactly the rest, from a state that was taken in the loop, as JSON."""
     with build(batch_size=8) as loader:
         loader.set_epoch(5)
         whole = [batch.ids.tolist() for batch in loader]
@@ -165,7 +170,7 @@ def check_resume(build: Build) -> None:
 
 
 def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
-    """Every sample once over all ranks, in as many batches, apart from what is marked as padding."""
+    """Check that all ranks have as many batches, and together serve each sample once, except for padding."""
     for world_size, last, per_node in ((3, "pad", None), (4, "partial", 2)):
         settings = {"batch_size": 4, "world_size": world_size, "last": last, "per_node": per_node}
         built = [build(rank=rank, workers=0, **settings) for rank in range(world_size)]
@@ -183,7 +188,7 @@ def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
 
 
 def check_threads_take_turns(build: Build) -> None:
-    """Each of two threads has an epoch of its own, or both share one iterator; what is closed says so."""
+    """Check that two threads may use one loader or one iterator, and that a closed loader raises."""
 
     def serve(*iterators: Any) -> list[list[int] | PrecacheError]:
         def take(iterator: Any) -> list[int] | PrecacheError:
@@ -210,7 +215,7 @@ def check_threads_take_turns(build: Build) -> None:
 
 
 def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:
-    """Under `on_error="skip"`: each good sample once over all ranks, however many batches are short."""
+    """Check that with `on_error="skip"` all ranks together serve each good sample once, in equal batches."""
     for last in ("partial", "pad"):
         built = [build(batch_size=8, rank=rank, world_size=3, last=last) for rank in range(3)]
         batches = [list(loader) for loader in built]
@@ -224,26 +229,29 @@ def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> 
 
 
 def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> None:
-    """Three epochs, the second abandoned midway, batch for batch."""
+    """Check that cached epochs, some of them left midway, equal uncached ones, batch by batch."""
     with build(batch_size=16) as plain, build(batch_size=16, cache=cache) as cached:
         for epoch in range(4):
-            for number, (ours, theirs) in enumerate(zip(plain, cached, strict=True)):
-                assert torch.equal(ours.ids, theirs.ids)
-                assert torch.equal(ours.labels, theirs.labels)
-                assert torch.equal(ours.images, theirs.images)
+            for number, (batch, cached_batch) in enumerate(zip(plain, cached, strict=True)):
+                assert torch.equal(batch.ids, cached_batch.ids)
+                assert torch.equal(batch.labels, cached_batch.labels)
+                assert torch.equal(batch.images, cached_batch.images)
                 if epoch in (0, 2) and number == 1:
                     break
 
 
-def running() -> set[threading.Thread | psutil.Process]:
-    """Threads of this process started by Python, and child processes."""
+ThreadOrProcess: TypeAlias = threading.Thread | psutil.Process
+
+
+def threads_and_processes() -> set[ThreadOrProcess]:
+    """Threads of this process that Python has started, and child processes."""
     children = {child for child in psutil.Process().children() if "resource_tracker" not in _command(child)}
     return {*threading.enumerate(), *children}
 
 
-def left(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
-    """What runs now and did not `before`; what another test had left may have ended meanwhile."""
-    return running() - before
+def new_threads_and_processes(before: set[ThreadOrProcess]) -> set[ThreadOrProcess]:
+    """Threads and processes that run now and did not `before`; others may have ended meanwhile."""
+    return threads_and_processes() - before
 
 
 def _command(process: psutil.Process) -> str:
@@ -256,13 +264,13 @@ def _command(process: psutil.Process) -> str:
 def check_another_dataset_in_its_place_is_never_served(
     build: Build, replace: Callable[[], object], path: Path, *, stays: bool, serves: bool
 ) -> None:
-    """After the first epoch `replace` does something to the folder at `path`, which a loader has open.
-
-    Each epoch serves the dataset as it was, or an error names the folder.
+    """Check that a loader serves its dataset as it was, or raises, after something replaced the folder.
 
     Args:
-        stays: its files are there all the time, so that each epoch is served.
-        serves: they are there in the end, so that the last one is.
+        replace: replaces the folder; called after the first epoch.
+        path: the folder, which the loader has open, and which errors have to name.
+        stays: the files are there all the time, so that each epoch is served.
+        serves: the files are there in the end, so that the last epoch is served.
     """
 
     def serve() -> dict[int, tuple[int, bytes]]:

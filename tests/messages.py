@@ -109,10 +109,10 @@ def _fill(folder: Path) -> None:
 def _answer(command: str, folder: Path) -> str:
     if command.startswith(("bench ", "precache ")):
         done = run_here(*shlex.split(command), cwd=folder)
-        said, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"
+        output, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"
     else:
-        said, outcome = _called(command, folder)
-    return f"$ {command}\n{said.rstrip()}\n[{outcome}]\n"
+        output, outcome = _called(command, folder)
+    return f"$ {command}\n{output.rstrip()}\n[{outcome}]\n"
 
 
 def _called(expression: str, folder: Path) -> tuple[str, str]:

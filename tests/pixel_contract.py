@@ -1,9 +1,9 @@
-"""What a model is shown, against torchvision's transforms of the original picture, in dB.
+"""Compare served pictures with torchvision's transforms of the original pictures, by PSNR in dB.
 
-The boxes of random crops are ours (their distribution is compared with torchvision's elsewhere); what is to
-be made of them is Pillow's `crop` and one antialiased `resize`, as in `RandomResizedCrop`. Validation is
-`Resize` and `CenterCrop`. From pictures stored smaller than the original nobody can come as near: each case
-names the least distance, and the mean, that it must keep.
+The boxes of random crops are drawn by us (another test compares their distribution with torchvision's). The
+expected crop is Pillow's `crop` and one antialiased `resize`, as in `RandomResizedCrop`; the expected
+validation picture is `Resize` and `CenterCrop`. Pictures that are stored smaller than the original are
+further away: each case has its own lowest and mean PSNR.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,36 +24,37 @@ Build = Callable[..., loaders.Loader]
 
 
 def check_validation(build: Build, tree: Path, size: int, worst: float, mean: float) -> None:
-    """Without augmentation: `Resize(size * 8 / 7)`, `CenterCrop(size)`, as people write it; not zoomed in."""
+    """Check pictures without augmentation against `Resize(size * 8 / 7)` and `CenterCrop(size)`."""
     recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
-    found = {}
-    for original, _, served in _each(build, tree, size=size, crop_ratio=0.875):
-        found[original.filename] = min(99.0, psnr(served, np.asarray(recipe(original))))
-    _check_distances(found, worst, mean)
+    psnrs = {}
+    for original, _, served in _originals(build, tree, size=size, crop_ratio=0.875):
+        psnrs[original.filename] = min(99.0, psnr(served, np.asarray(recipe(original))))
+    _check_distances(psnrs, worst, mean)
 
 
 def check_random_crops(build: Build, path: Path, tree: Path, size: int, worst: float, mean: float) -> None:
-    """The same part of the original, cut out and resized once, and mirrored alike."""
+    """Check random crops against the same part of the original, cut out, resized once, and mirrored."""
     data = open_split(path, "train")
     positions = {sample_id: position for position, sample_id in enumerate(np.asarray(data.ids[:]).tolist())}
-    found = {}
-    for original, sample_id, served in _each(build, tree, size=size, augment="train"):
+    psnrs = {}
+    for original, sample_id, served in _originals(build, tree, size=size, augment="train"):
         shape = np.array([[original.height, original.width]])
         stored = shape if data.kind == RAW else data.shapes_at(np.array([positions[sample_id]]))
         expected = reference_pixels(original, sample_id, stored, size, random=True)
-        found[original.filename] = min(99.0, psnr(served, expected))
-    _check_distances(found, worst, mean)
+        psnrs[original.filename] = min(99.0, psnr(served, expected))
+    _check_distances(psnrs, worst, mean)
 
 
-def _check_distances(found: dict[str, float], worst: float, mean: float) -> None:
-    assert found
-    name = min(found, key=found.__getitem__)
-    assert found[name] >= worst, f"{name}: {found[name]:.1f} dB"
-    assert np.mean(list(found.values())) >= mean
+def _check_distances(psnrs: dict[str, float], worst: float, mean: float) -> None:
+    """Check the lowest and the mean PSNR of pictures, by file name."""
+    assert psnrs
+    name = min(psnrs, key=psnrs.__getitem__)
+    assert psnrs[name] >= worst, f"{name}: {psnrs[name]:.1f} dB"
+    assert np.mean(list(psnrs.values())) >= mean
 
 
-def _each(build: Build, tree: Path, **settings: object) -> Iterator[tuple[Image.Image, int, np.ndarray]]:
-    """Each original, upright and in RGB, with its id and what is served of it: uint8 [height, width, 3]."""
+def _originals(build: Build, tree: Path, **settings: object) -> Iterator[tuple[Image.Image, int, np.ndarray]]:
+    """Yield each original, upright and in RGB, its id, and the served picture: uint8 [height, width, 3]."""
     with build(shuffle=False, dtype=torch.uint8, **settings) as loader:
         for batch in loader:
             for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Properties that every backend keeps where a part is served, several views, or another size."""
+"""Checks that every backend has to pass with subsets, weights, several views, and other sizes."""
 
 from functools import partial
 from itertools import combinations
@@ -10,7 +10,12 @@ from tests.loader_contract import Build, check_ranks_share_each_epoch, check_res
 
 
 def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -> None:
-    """Of `expected`, (id, label) of all samples: with its labels; `full`: in the order it has among all."""
+    """Check that a loader of a subset serves its samples with their labels.
+
+    Args:
+        expected: id and label of all samples.
+        full: whether the shuffle is `full`, in which the subset keeps its order among all samples.
+    """
     chosen = expected[1::3]
     subset = [sample_id for sample_id, _ in reversed(chosen)]
     with build() as whole, build(subset=subset) as part:
@@ -29,7 +34,7 @@ def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -
 
 
 def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
-    """Drawn with replacement, as many as before, the same for any number of workers and ranks."""
+    """Check that weighted samples are drawn with replacement, the same for any workers and ranks."""
     label_of = dict(expected)
     with build(shuffle=False) as loader:
         weights = [label_of[sample_id] for sample_id in ids_of(loader)]  # none of class 0
@@ -50,11 +55,11 @@ def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
 
 
 def check_views(build: Build) -> None:
-    """Drawn independently, by seed, epoch, id and view alone; the first is what one view gives."""
+    """Check that views are independent, depend on seed, epoch, id and view, and begin with the one view."""
     settings = {"augment": "train", "batch_size": 16}
-    with build(**settings) as one, build(views=3, **settings) as several:
+    with build(**settings) as single_loader, build(views=3, **settings) as loader:
         served = {}
-        for single, batch in zip(one, several, strict=True):
+        for single, batch in zip(single_loader, loader, strict=True):
             assert torch.equal(single.ids, batch.ids)
             assert torch.equal(single.images, batch.images)
             assert batch.views[0] is batch.images
@@ -64,7 +69,7 @@ def check_views(build: Build) -> None:
                 assert view.is_contiguous(memory_format=torch.channels_last)
             served.update({int(i): [v[n] for v in batch.views] for n, i in enumerate(batch.ids)})
     alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))
-    assert alike <= len(served) // 4, "but for pictures of one colour"
+    assert alike <= len(served) // 4, "views of pictures of one colour are alike"
     with build(views=2, **{**settings, "batch_size": 8}, workers=1, shuffle=False) as other:
         again, later = (
             [
@@ -76,17 +81,17 @@ def check_views(build: Build) -> None:
             for _ in range(2)
         )
         assert all(again)
-        assert not all(later), "another epoch draws anew"
+        assert not all(later), "another epoch has other views"
 
 
 def check_set_size(build: Build, sizes: tuple[Size, Size]) -> None:
-    """From the next epoch on, with the pixels of a loader that was built so."""
+    """Check that the next epoch after `set_size` equals that of a loader built with this size."""
     large, small = sizes
     with build(size=large) as loader, build(size=small) as other:
         assert {batch.images.shape[2:] for batch in loader} == {sides(large)}
         list(other)
         loader.set_size(small)
         assert loader.size == small
-        for ours, expected in zip(loader, other, strict=True):
-            assert torch.equal(ours.ids, expected.ids)
-            assert torch.equal(ours.images, expected.images)
+        for batch, expected in zip(loader, other, strict=True):
+            assert torch.equal(batch.ids, expected.ids)
+            assert torch.equal(batch.images, expected.images)

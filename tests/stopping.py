@@ -1,7 +1,7 @@
-"""Runs that are stopped in this process: at their N-th change of a file, or at their N-th request.
+"""Stop a run in this process at its N-th change of a file, or at its N-th request to a storage.
 
-Three ways: killed, after which nothing is written any more, whatever handlers try; Ctrl-C; an error of the
-disk or the storage.
+There are three ways: `kill`, after which nothing is written any more, whatever handlers of errors try;
+`Ctrl-C`; `error`, of the disk or the storage.
 """
 
 import errno
@@ -19,22 +19,24 @@ from precache.storage import objects
 CHANGES = (
     "open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir",
 )  # fmt: skip
-"""Functions of `os`; of `open`, only those that may write. Between two of them a folder stays as it is."""
+"""Functions of `os` that change files (`open` only if it may write): between two calls no folder changes."""
 WAYS = ("kill", "Ctrl-C", "error")
 
 
 class KilledError(BaseException):
-    """What stands for SIGKILL: no handler of errors takes it for its own."""
+    """Stands for SIGKILL; a BaseException, so that no handler of errors catches it."""
 
 
 class Stop:
-    """One run that is stopped at `moment`, counted from 1; 0: never.
+    """Moment at which to stop a run, and the way.
 
     Attributes:
-        counts: `changes` of files; or `requests` to storages: odd moments are before one is sent, even ones
-            when it was answered.
-        count: so far.
-        where: what was about to be done at `moment`; empty if the run ended before.
+        moment: number of the moment to stop at, from 1; 0: never.
+        way: one of WAYS.
+        counts: kind of the moments: `changes` of files, or `requests` to storages, where odd moments are
+            before a request is sent, and even ones after it was answered.
+        count: moments so far.
+        where: description of the call at `moment`; empty if the run ended before.
     """
 
     def __init__(self, moment: int = 0, way: str = "kill", counts: str = "changes") -> None:
@@ -42,46 +44,49 @@ class Stop:
         self.count = 0
         self.where = ""
 
-    def passes(self, kind: str, what: str) -> None:
-        """Stop the run if this is the one that counts; or if it is dead already."""
+    def count_moment(self, kind: str, description: str) -> None:
+        """Count a moment, and stop the run if it is the one; a killed run is stopped again at each call."""
         if self.where and self.way == "kill":
             raise OSError(errno.EIO, "is dead")
-        self.count += kind == self.counts
-        if kind == self.counts and self.count == self.moment:
-            self.where = what
+        if kind != self.counts:
+            return
+        self.count += 1
+        if self.count == self.moment:
+            self.where = description
             if self.way == "kill":
                 raise KilledError
             if self.way == "Ctrl-C":
                 raise KeyboardInterrupt
             if kind == "requests":
-                raise StorageError(f"{what}: no answer")
-            raise OSError(errno.EIO, os.strerror(errno.EIO), what)
+                raise StorageError("no answer", path=description)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), description)
 
 
 @contextmanager
 def stopping(folder: Path, stop: Stop) -> Iterator[Stop]:
-    """Let `stop` count what the block does; files below `folder` that the dead leave open are closed."""
+    """Count the moments of the block for `stop`; close files below `folder` that a stopped run left open."""
 
-    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if name != "open" or arguments[1] & (os.O_WRONLY | os.O_RDWR):
-                stop.passes("changes", f"{name} {arguments[0]}")
-            # what is killed loses no page of the system's cache
-            return None if name == "fsync" else function(*arguments, **options)
+                stop.count_moment("changes", f"{name} {arguments[0]}")
+            if name == "fsync":  # not needed: a killed process loses no page of the system's cache
+                return None
+            return function(*arguments, **options)
 
         return call
 
-    def asked(*arguments: Any) -> Any:
-        stop.passes("requests", f"{arguments[0]} is asked for")
-        answer = inner(*arguments)
-        stop.passes("requests", f"{arguments[0]} was answered")
+    def counting_request(*arguments: Any) -> Any:
+        stop.count_moment("requests", f"{arguments[0]} is asked for")
+        answer = request_with_retries(*arguments)
+        stop.count_moment("requests", f"{arguments[0]} was answered")
         return answer
 
-    inner = objects.request_with_retries
+    request_with_retries = objects.request_with_retries
     try:
         with (
-            mock.patch.multiple(os, **{name: counted(name, getattr(os, name)) for name in CHANGES}),
-            mock.patch.object(objects, "request_with_retries", asked),
+            mock.patch.multiple(os, **{name: counting(name, getattr(os, name)) for name in CHANGES}),
+            mock.patch.object(objects, "request_with_retries", counting_request),
         ):
             yield stop
     finally:
@@ -90,13 +95,14 @@ def stopping(folder: Path, stop: Stop) -> Iterator[Stop]:
 
 
 def _close_all_below(folder: Path) -> None:
-    """Close what is open below `folder`, as the system does for a process that is gone; locks end with it.
+    """Close files below `folder`, and with them their locks, as the system does for a process that is gone.
 
-    The numbers stay taken: an object that has not gone yet, such as a mapped file, closes its own later.
+    Their descriptors stay open on /dev/null: objects that still exist, such as a mapped file, close them
+    later.
     """
     gc.collect()
-    with open(os.devnull, "rb") as nothing:
+    with open(os.devnull, "rb") as null:
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
                 if Path(os.readlink(descriptor)).is_relative_to(folder):
-                    os.dup2(nothing.fileno(), int(descriptor.name), inheritable=False)
+                    os.dup2(null.fileno(), int(descriptor.name), inheritable=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT
-from tests.faults.nursery import ATTACKS
+from tests.faults.runner import ATTACKS
 
 PROMISES = (ROOT / "precache/promises.md").read_text()
 DOCUMENTS = [

@@ -20,13 +20,13 @@ never no none nor not nothing of on one only or other otherwise over same she si
 than that their then there these they this those through to too under unless until upon us was we were what
 whatever when where which while who whoever whom whose why with without you your
 """
-"""A docstring begins with none of these, but with a verb, a noun, an article, a number or 'Whether'."""
+"""Words that begin no docstring: it begins with a verb, a noun, an article, a number or 'Whether'."""
 NAMES = """
 asked each found gone held how kept lent of one ours said steadily taken theirs there told unseen what
 """
-"""No function, class, argument or variable is called so: these words do not say what it holds."""
+"""Names that no function, class, argument or variable has: they do not say what it holds."""
 WORDS = "arm arms binds hereby hitherto mend mended mends thereof whence wherein"
-"""No document, docstring or message has these; with NAMES they are at most 40."""
+"""Words that no document, docstring or message has; with NAMES they are at most 40."""
 MOST_TEST_NAME = 70
 
 

@@ -11,20 +11,25 @@ from tests.command import ROOT
 def imports(path: Path) -> set[str]:
     """Dotted names that the file imports when it runs, `from a import b` as 'a.b'."""
     tree = ast.parse(path.read_text())
-    for_types = [
-        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
-    left_out = {inner for node in for_types for inner in ast.walk(node)}
-    nodes = [node for node in ast.walk(tree) if node not in left_out]
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    named = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    return plain | {f"{node.module}.{alias.name}" for node in named for alias in node.names}
+    only_for_types: set[ast.AST] = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+            only_for_types.update(ast.walk(statement))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if node in only_for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def files(package: str) -> list[Path]:
-    found = sorted((ROOT / package).rglob("*.py"))
-    assert found
-    return found
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert paths
+    return paths
 
 
 FLOORS = {
@@ -36,18 +41,20 @@ FLOORS = {
 }
 """Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""
 ABOVE = {"precache": {"loaders", "bench", "torch", "torchvision"}, "loaders": {"bench"}, "bench": set[str]()}
-"""What a package never imports."""
+"""Packages that each package never imports."""
 
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_packages_and_their_folders_import_only_those_below(package: str) -> None:
-    floors = FLOORS[package].split("|")
-    floor = {room: number for number, rooms in enumerate(floors) for room in rooms.split()}
+    floor_of: dict[str, int] = {}
+    for number, floor in enumerate(FLOORS[package].split("|")):
+        floor_of.update(dict.fromkeys(floor.split(), number))
     for path in files(package):
-        assert not ABOVE[package] & {name.split(".")[0] for name in imports(path)}, path
-        room = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
-        if room not in floor:
+        names = imports(path)
+        assert not ABOVE[package] & {name.split(".")[0] for name in names}, path
+        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        if own not in floor_of:
             assert path.parent == ROOT / package, f"{path}: on which floor?"
             continue
-        used = {name.split(".")[1] for name in imports(path) if name.startswith(f"{package}.")} - {room}
-        assert {other for other in used & set(floor) if floor[other] >= floor[room]} == set(), path
+        imported = {name.split(".")[1] for name in names if name.startswith(f"{package}.")} - {own}
+        assert [name for name in imported if floor_of.get(name, -1) >= floor_of[own]] == [], path

@@ -11,7 +11,7 @@ def printed() -> str:
 
 
 def test_commands_print_what_the_golden_file_says(printed: str) -> None:
-    """After a change that is meant, run `python -m tests.messages` and read the difference."""
+    """Run `python -m tests.messages` after a change that is meant, and read the difference."""
     assert printed == GOLDEN.read_text()
 
 

@@ -1,3 +1,5 @@
+"""The wheel holds the packages and what users copy, and the core installs without torch."""
+
 import os
 import re
 import subprocess
@@ -15,24 +17,22 @@ BUILD = "from setuptools import build_meta; build_meta.build_wheel('..')"
 
 @pytest.fixture(scope="module")
 def tracked() -> set[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    result = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name for name in result.stdout.splitlines() if (ROOT / name).exists()}
 
 
 @pytest.fixture(scope="module")
 def wheel(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
     source = tmp_path_factory.mktemp("built") / "source"
-    for name in tracked:  # a copy: building writes into the source tree
+    for name in tracked:  # copied, because building writes into the source tree
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     subprocess.run([sys.executable, "-c", BUILD], cwd=source, capture_output=True, check=True, timeout=100)
     return next(source.parent.glob("*.whl"))
 
 
-def test_the_wheel_holds_the_three_packages_what_users_copy_and_no_tests(
-    wheel: Path, tracked: set[str]
-) -> None:
+def test_wheel_holds_the_packages_and_what_users_copy_but_no_tests(wheel: Path, tracked: set[str]) -> None:
     opened = zipfile.ZipFile(wheel)
     names = opened.namelist()
     packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_three_packages_what_users_copy_and_no_tests(
         assert {name for name in tracked if name.startswith(folder)} <= set(names)
     code = {name for name in tracked if name.endswith(".py") and name.split("/")[0] in packages}
     assert {name for name in code if not name.startswith("bench/lab/")} <= set(names)
-    assert not any(name.startswith("bench/lab") for name in names), "they run in a checkout"
+    assert not any(name.startswith("bench/lab") for name in names), "its programs run in a checkout"
     entry_points = next(name for name in names if name.endswith("entry_points.txt"))
     text = opened.read(entry_points).decode()
     assert "precache = precache.__main__:entry_point" in text
@@ -54,7 +54,7 @@ def test_the_wheel_holds_the_three_packages_what_users_copy_and_no_tests(
 
 @pytest.mark.network
 @pytest.mark.timeout(600)
-def test_the_core_alone_installs_and_converts(wheel: Path, raw_tree: Path, tmp_path: Path) -> None:
+def test_core_alone_installs_without_torch_and_converts(wheel: Path, raw_tree: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     pip = [tmp_path / "venv/bin/python", "-m", "pip"]
     subprocess.run([*pip, "install", "--quiet", wheel], check=True)

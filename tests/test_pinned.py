@@ -1,6 +1,6 @@
-"""What must not change while the house is made smaller: bytes of every format and fit, ids of every order.
+"""Bytes of every format and fit, and ids of every order, stay as they are in `pinned.json`.
 
-`python -m tests.test_pinned` writes `pinned.json` anew, for a change that is meant.
+After an intended change `python -m tests.test_pinned` writes that file anew.
 """
 
 import base64
@@ -23,7 +23,7 @@ FORMATS = ("shards", "webdataset", "dali")
 FITS = ("keep", "crop", "pad", "stretch")
 ORDERS = ("full", "window", False)
 WORLDS = ((0, 1), (0, 3), (2, 3))
-# 16x16, quality 90: what is stored as it is has the same bytes whatever library decodes it
+# A JPEG of 16x16, quality 90: at this size it is stored as it is, whatever library decodes it.
 JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMU"
     "FRUVDA8XGBYUGBIUFRT/2wBDAQMEBAUEBQkFBQkUDQsNFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU"
@@ -39,7 +39,7 @@ JPEG = base64.b64decode(
 
 
 def make_tree(folder: Path) -> Path:
-    """50 JPEGs of 16x16 in 3 classes, each with another comment, and so other bytes."""
+    """Write 50 JPEGs of 16x16 in 3 classes; each has another comment, so that their bytes differ."""
     for number in range(50):
         path = folder / f"{number % 3:03}.class" / f"{number:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,22 +48,22 @@ def make_tree(folder: Path) -> Path:
     return folder
 
 
-def digests(tree: Path, folder: Path) -> dict[str, str]:
-    """sha256 of every data file by format, fit and name."""
-    found = {}
+def file_digests(tree: Path, folder: Path) -> dict[str, str]:
+    """SHA-256 of every shard and shard's index, by format, fit and file name."""
+    digests = {}
     for form, fit in product(FORMATS, FITS):
         out = folder / f"{form}-{fit}"
         recipe = Recipe(
             format=form, size=16, fit=fit, shard_bytes=10 * 16 * 16 * 3, splits="train=0.8,val=0.2"
         )
         convert(tree, out, recipe, workers=0)
-        for path in sorted(out.glob("*-0*")):  # shards and their indices, not what describes the whole
-            found[f"{form} {fit} {path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return found
+        for path in sorted(out.glob("*-0*")):  # without the manifest and the dataset's index
+            digests[f"{form} {fit} {path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return digests
 
 
-def orders(tree: Path, shards: Path) -> dict[str, str]:
-    """sha256 of the ids of two epochs, batch after batch, by data, settings, shuffle, seed and rank."""
+def order_digests(tree: Path, shards: Path) -> dict[str, str]:
+    """SHA-256 of the ids of two epochs, by data, settings, shuffle, seed and rank."""
     subset = {"subset": range(0, 40, 3)}
     settings: dict[str, tuple[object, dict[str, object]]] = {
         "raw": (tree, {}),
@@ -77,9 +77,11 @@ def orders(tree: Path, shards: Path) -> dict[str, str]:
         "shards by nodes": (shards, {"per_node": 1}),
         "mixture": ([shards, tree], {"shares": (2, 1), "last": "partial"}),
     }
-    found = {}
-    for (name, (path, more)), kind, seed, (rank, world) in product(settings.items(), ORDERS, (0, 7), WORLDS):
-        given: dict[str, Any] = {
+    digests = {}
+    for (name, (path, more)), shuffle, seed, (rank, world) in product(
+        settings.items(), ORDERS, (0, 7), WORLDS
+    ):
+        arguments: dict[str, Any] = {
             "last": "pad",
             "size": 16,
             "rank": rank,
@@ -87,34 +89,35 @@ def orders(tree: Path, shards: Path) -> dict[str, str]:
             "workers": 0,
             **more,
         }
-        with build_loader(path, shuffle=kind, seed=seed, batch_size=4, **given) as loader:  # type: ignore[arg-type]
+        with build_loader(path, shuffle=shuffle, seed=seed, batch_size=4, **arguments) as loader:  # type: ignore[arg-type]
             ids = np.concatenate([batch.ids.numpy() for _ in range(2) for batch in loader])
-        key = f"{name} {kind} seed {seed} rank {rank} of {world}"
-        found[key] = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
-    return found
+        key = f"{name} {shuffle} seed {seed} rank {rank} of {world}"
+        digests[key] = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
+    return digests
 
 
 def find_ids(path: Path) -> list[int]:
-    """Of all samples of its split `train`, in stored order."""
+    """Ids of all samples of split `train`, in stored order."""
     with build_loader(path, shuffle=False) as loader:
         return [int(sample_id) for batch in loader for sample_id in batch.ids]
 
 
-def pin(folder: Path) -> dict[str, dict[str, str]]:
+def compute_digests(folder: Path) -> dict[str, dict[str, str]]:
+    """Compute all digests, with files in `folder`."""
     tree = make_tree(folder / "tree")
-    return {"bytes": digests(tree, folder), "orders": orders(tree, folder / "shards-keep")}
+    return {"bytes": file_digests(tree, folder), "orders": order_digests(tree, folder / "shards-keep")}
 
 
 @pytest.fixture(scope="module")
-def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    return pin(tmp_path_factory.mktemp("pinned"))
+def current_digests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    return compute_digests(tmp_path_factory.mktemp("pinned"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "orders"])
-def test_what_is_written_and_served_is_what_it_was(now: dict[str, dict[str, str]], kind: str) -> None:
-    assert now[kind] == json.loads(PINNED.read_text())[kind]
+def test_bytes_and_orders_are_as_pinned(current_digests: dict[str, dict[str, str]], kind: str) -> None:
+    assert current_digests[kind] == json.loads(PINNED.read_text())[kind]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        PINNED.write_text(json.dumps(pin(Path(scratch)), indent=1) + "\n")
+        PINNED.write_text(json.dumps(compute_digests(Path(scratch)), indent=1) + "\n")

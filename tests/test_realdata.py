@@ -1,6 +1,6 @@
-"""A slice of Caltech-101, where its tar lies beside the project: all formats, all backends.
+"""Real pictures, a part of Caltech-101, in all formats and backends; skipped without its tar.
 
-The tar is looked for at ../shared/data/caltech101.tar, or where CALTECH101_TAR says.
+Its path is ../shared/data/caltech101.tar, or that in CALTECH101_TAR.
 """
 
 import os
@@ -33,22 +33,22 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first 25 pictures of five classes, and the JPEG without extension."""
+    """Tree of the first 25 pictures of five classes, and of the JPEG without an extension."""
     root = tmp_path_factory.mktemp("caltech101")
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with tarfile.open(TAR) as tar:
         for member in tar:
             _, *parts = Path(member.name).parts
             if not member.isfile() or len(parts) != 2 or parts[0] not in CLASSES:
                 continue
-            taken[parts[0]] += 1
-            if taken[parts[0]] <= PER_CLASS or parts[1] == "tmp":
+            counts[parts[0]] += 1
+            if counts[parts[0]] <= PER_CLASS or parts[1] == "tmp":
                 member.name = "/".join(parts)
                 tar.extract(member, root, filter="data")
     return root
 
 
-def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
+def test_real_pictures_are_converted_verified_and_served(tree: Path, tmp_path: Path) -> None:
     scan = scan_tree(tree)
     assert "BACKGROUND_Google/tmp" in {sample.path for sample in scan.samples}
     everything = sorted((sample.id, sample.label) for sample in scan.samples)
@@ -58,9 +58,9 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
         assert (manifest.samples, manifest.rejected) == (len(scan.samples), ())
         assert verify(tmp_path / name) == []
     folders = [tree, *(tmp_path / name for name in FORMATS)]
-    for one in choose_candidates(folders, sorted(BACKENDS), tmp_path):
-        if one.backend == "dali":
+    for candidate in choose_candidates(folders, sorted(BACKENDS), tmp_path):
+        if candidate.backend == "dali":
             pytest.importorskip("nvidia.dali")
-        with build_loader(one.path, backend=one.backend, size=112, workers=2) as loader:
+        with build_loader(candidate.path, backend=candidate.backend, size=112, workers=2) as loader:
             served = [pair for b in loader for pair in zip(b.ids.tolist(), b.labels.tolist(), strict=True)]
-        assert sorted(served) == everything, one
+        assert sorted(served) == everything, candidate

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.examples.models import build_optimizer, loss_of
+from loaders.examples.models import build_optimizer, smoothed_cross_entropy
 from loaders.examples.train import Learner
 
 BATCH, SIDE = 8, 32
@@ -130,7 +130,7 @@ def lightning(net: SleepingNet, data: SlowDataset, workers: int) -> None:
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             """Return the loss of a batch."""
             images, labels = batch
-            return loss_of(self.net(images), labels)
+            return smoothed_cross_entropy(self.net(images), labels)
 
         def configure_optimizers(self) -> Any:
             """Return plain SGD."""
@@ -163,7 +163,7 @@ def transformers(net: SleepingNet, data: SlowDataset, workers: int) -> None:
 
         def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
             """Return the loss, in the form that the Trainer takes."""
-            return {"loss": loss_of(self.net(images), labels)}
+            return {"loss": smoothed_cross_entropy(self.net(images), labels)}
 
     def collate(samples: Any) -> Any:
         return {

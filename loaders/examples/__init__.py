@@ -1,4 +1,4 @@
-"""Whole trainings, a file each, to run or to copy: `python -m loaders.examples.train --help`.
+"""Complete training scripts, a file each, to run or to copy: `python -m loaders.examples.train --help`.
 
-A copied file runs as it is: what they share, `common` and `models`, is found where `loaders` is installed.
+A copied script runs as it is: it imports `common` and `models` from the installed `loaders`.
 """

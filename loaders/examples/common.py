@@ -1,6 +1,6 @@
-"""What the examples share: the command line, the two loaders, checkpoints, a line per epoch, errors.
+"""Parts that the examples share: command line, loaders, checkpoints, reports, SIGTERM and errors.
 
-Options are read by argparse, as most scripts that an example is copied into have it.
+Options are parsed with argparse, which most training scripts use.
 """
 
 import argparse
@@ -25,17 +25,22 @@ def main(
     train: Callable[[argparse.Namespace, "Sigterm"], int],
     arguments: list[str] | None = None,
 ) -> int:
-    """The exit code of `train(args, sigterm)`, with what `parser` makes of the command line."""
+    """Parse the command line, call `train(args, sigterm)`, and return its exit code."""
     args = parser.parse_args(arguments)
     with Sigterm() as sigterm:
         return run(parser.prog.rpartition(".")[2], lambda: train(args, sigterm), args.device)
 
 
-def parser(name: str, described: str) -> argparse.ArgumentParser:
-    """The options that every example takes; `name` is that of its file, and `described` its docstring."""
-    description = described.partition("\n")[0]
-    made = argparse.ArgumentParser(f"python -m loaders.examples.{name}", description=description)
-    add = made.add_argument
+def parser(name: str, docstring: str) -> argparse.ArgumentParser:
+    """Make a parser with the options of every example.
+
+    Args:
+        name: name of the example's module.
+        docstring: the module's; its first line describes the command.
+    """
+    description = docstring.partition("\n")[0]
+    parser = argparse.ArgumentParser(f"python -m loaders.examples.{name}", description=description)
+    add = parser.add_argument
     add("path", help="a tree of class folders, or what 'precache convert' made of one, also at a URL")
     add("--val", help="tree or dataset to validate on (default: the split val of PATH, if it has one)")
     add("--splits", help="shares of the splits of a tree that has none, such as train=0.9,val=0.1")
@@ -47,28 +52,35 @@ def parser(name: str, described: str) -> argparse.ArgumentParser:
     add("--size", type=int, help="side of the pictures (default: 224, or what is stored if less)")
     add("--lr", type=float, help="the highest learning rate (default: the model's, 0.05 for resnet18)")
     add("--seed", type=int, default=0, help="seed of the order, the crops and the first weights (default: 0)")
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", default=found, help="cpu or cuda (default: cuda if it is there)")
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", default=default_device, help="cpu or cuda (default: cuda if it is there)")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
-    made.set_defaults(compile=False, tensorboard=False)  # options of `train` alone
-    return made
+    parser.set_defaults(compile=False, tensorboard=False)  # options of `train` alone
+    return parser
 
 
-def is_first() -> bool:
-    """Whether this is the process that saves and reports."""
+def is_first_rank() -> bool:
+    """Whether this process is the one that saves and reports."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader, loaders.Loader | None]:
-    """The loader of training, and that of validation where there is something to validate on.
+    """Build the training loader, and the validation loader if there is data to validate on.
 
-    On `args.device`, for `ranks` that share a batch; a PrecacheError where that cannot be.
+    Args:
+        args: options of `parser`; the loaders serve on `args.device`.
+        ranks: number of processes that share each batch of `args.batch_size`.
+
+    Raises:
+        PrecacheError: an option is out of range, or the data cannot be opened.
     """
     check_range("--epochs", args.epochs, 1)
     check_range("--batch-size", args.batch_size, 1)
     if args.batch_size % ranks:
         even = max(1, round(args.batch_size / ranks)) * ranks
-        raise SettingError(f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks; use {even}")
+        raise SettingError(
+            f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks", remedy=f"use {even}"
+        )
     settings: dict[str, Any] = {
         "batch_size": args.batch_size // ranks,
         "device": args.device,
@@ -78,7 +90,7 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
     train = loaders.build(args.path, size=size, augment="train", splits=args.splits, **settings)
     check_size(args.model, train.size)
     if not train.classes:
-        raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
+        raise SettingError("its samples have no classes; the examples learn to tell classes", path=args.path)
     settings |= {"size": train.size, "shuffle": False}
     try:
         if args.val:
@@ -88,7 +100,7 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
     except SettingError as error:
         if args.val:
             raise
-        if is_first():
+        if is_first_rank():
             print(f"no validation: {args.path}: {error}; give --val, or --splits", flush=True)
         return train, None
     if val.classes != train.classes:
@@ -97,8 +109,13 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
-    """Print the figures of an epoch, counted from 0, on one line; and write them for TensorBoard."""
-    print(f"epoch {epoch + 1}: {', '.join(_said(*figure) for figure in figures.items())}", flush=True)
+    """Print the figures of an epoch, counted from 0, on one line.
+
+    Args:
+        tensorboard: folder in which to write the figures for TensorBoard, too.
+    """
+    line = ", ".join(_format_figure(name, value) for name, value in figures.items())
+    print(f"epoch {epoch + 1}: {line}", flush=True)
     if tensorboard is not None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -107,38 +124,44 @@ def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = Non
                 writer.add_scalar(name, value, epoch + 1)
 
 
-def _said(name: str, value: float) -> str:
-    """As people say it: `accuracy 91.2%`, `1,234 images/s`, `loss 0.1234`."""
+def _format_figure(name: str, value: float) -> str:
+    """Format a figure: `accuracy 91.2%`, `1,234 images/s`, `loss 0.1234`."""
     if "_per_" in name:
         return f"{value:,.0f} {name.replace('_per_', '/')}"
-    return f"{name.replace('_', ' ')} {value:{'.1%' if 'accuracy' in name else '.4f'}}"
+    label = name.replace("_", " ")
+    return f"{label} {value:.1%}" if "accuracy" in name else f"{label} {value:.4f}"
 
 
 class Sigterm:
-    """Remembers SIGTERM. A second one changes nothing: what is being saved is saved whole."""
+    """Records SIGTERM instead of ending the process; further signals do not disturb a save in progress."""
 
     def __enter__(self) -> "Sigterm":
         self._flag = torch.tensor(0)
-        self._before = self.listen()
+        self._previous_handler = self.install_handler()
         return self
 
-    def listen(self) -> Any:
-        """Take it over from who else has set a handler meanwhile, which is returned."""
+    def install_handler(self) -> Any:
+        """Install the handler; return the one that it replaces, which a framework may have installed."""
         return signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        signal.signal(signal.SIGTERM, self._previous_handler)
 
-    def came(self) -> bool:
-        """To any rank: all ask after the same batch, and so all stop there."""
-        came = self._flag.clone()  # on the CPU, where gloo reduces: no GPU is waited for
+    def is_set(self) -> bool:
+        """Whether any rank has received SIGTERM; all ranks must call this after the same batch."""
+        flag = self._flag.clone()  # on the CPU, where gloo reduces it without waiting for a GPU
         if dist.is_initialized():
-            dist.all_reduce(came, dist.ReduceOp.MAX)
-        return bool(came)
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
 
 
 def run(name: str, main: Callable[[], int], device: str = "cpu") -> int:
-    """The exit code of `main()`; 2 and one line on stderr where input is bad, or there is no `device`."""
+    """Run `main()` and return its exit code; bad input is one line on stderr, and exit code 2.
+
+    Args:
+        name: name of the program, for that line.
+        device: the device that has to be there.
+    """
     try:
         find_device(device)
         return main()
@@ -147,13 +170,13 @@ def run(name: str, main: Callable[[], int], device: str = "cpu") -> int:
     except OSError as error:
         print(f"{name}: error: {error.filename or 'disk'}: {os_reason(error)}", file=sys.stderr)
     finally:
-        if dist.is_initialized():  # or a rank that ends later may end with a fault of gloo's
+        if dist.is_initialized():  # otherwise gloo reports a fault in a rank that ends later
             dist.destroy_process_group()
     return 2
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
+    """Write a checkpoint beside `path`, then rename it: a kill never leaves half a checkpoint."""
     with open(path.with_suffix(".partial"), "wb") as file:
         torch.save(content, file)
         file.flush()
@@ -162,28 +185,38 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
-    """What torch saved at `path`, for --resume, with the model's `name`; None: there is nothing.
+    """Read the checkpoint at `path` for --resume; None if there is none.
 
-    A PrecacheError: it is there, and --resume is not given; is of another model than --model; is damaged.
+    Raises:
+        SettingError: there is one without --resume, or it is of another model than --model.
+        PrecacheError: it is damaged.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return None
     if not args.resume:
-        raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
+        raise SettingError(
+            "is there already", path=path, remedy="add --resume to go on, or give another --out"
+        )
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         name = content["name"]
-    except Exception as error:  # there are many kinds of damage
-        raise PrecacheError(f"{path}: damaged, or no checkpoint; remove it to start anew") from error
+    except Exception as error:  # damage raises errors of many kinds
+        raise PrecacheError(
+            "damaged, or no checkpoint", path=path, remedy="remove it to start anew"
+        ) from error
     if name != args.model:
-        raise SettingError(f"{path}: is of {name}, not of {args.model}; give --model {name}")
+        raise SettingError(f"is of {name}, not of {args.model}", path=path, remedy=f"give --model {name}")
     return content
 
 
-def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
-    """Have it go on where `state`, read from `path`, was taken; SettingError names `path`."""
+def restore_loader(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
+    """Resume a loader at `state`, which was read from the checkpoint at `path`.
+
+    Raises:
+        SettingError: the state does not fit the loader.
+    """
     try:
         loader.load_state_dict(state)
     except SettingError as error:
-        raise SettingError(f"{path}: {error}, or give another --out") from None
+        raise SettingError(f"{error}, or give another --out", path=path) from None

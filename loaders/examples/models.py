@@ -1,7 +1,7 @@
-"""The models that the examples and `bench` train, with the optimizer, the learning rate and the loss of each.
+"""Models that the examples and `bench` train, each with its optimizer, learning rate and loss.
 
-The recipe is that of torchvision's references/classification and of Goyal et al., "Accurate, Large Minibatch
-SGD" (2017): label smoothing, a rate that rises linearly and falls as a cosine, no weight decay on norms and
+The recipe follows torchvision's references/classification and Goyal et al., "Accurate, Large Minibatch SGD"
+(2017): label smoothing, linear warm-up and cosine decay of the learning rate, no weight decay on norms and
 biases.
 """
 
@@ -22,13 +22,13 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from precache.errors import SettingError
 
 WARM_UP = 0.1
-"""Share of the steps in which the learning rate rises."""
+"""Share of the steps during which the learning rate rises."""
 
 
 def resnet10(classes: int) -> Any:
-    """For CPUs and small pictures: one basic block a stage, half of ResNet-18's width, stem 3x3 and max-pool.
+    """Make a ResNet-10 for CPUs and small pictures: one block a stage, half of ResNet-18's width, 3x3 stem.
 
-    1.2 million weights, 17 million multiply-adds for a picture of 64x64.
+    It has 1.2 million weights, and needs 17 million multiply-adds for a picture of 64x64.
     """
     net = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=classes)
     width = net.conv1.out_channels // 2
@@ -39,19 +39,19 @@ def resnet10(classes: int) -> Any:
         layer = net._make_layer(BasicBlock, width << number, 1, stride=1 if number == 0 else 2)
         setattr(net, f"layer{number + 1}", layer)
     net.fc = nn.Linear(width << 3, classes)
-    for module in net.modules():  # as ResNet does with those that it made
+    for module in net.modules():  # the initialisation of torchvision's ResNet
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return net
 
 
 def resnet(layers: int, classes: int) -> Any:
-    """torchvision's ResNet of so many layers."""
+    """Make torchvision's ResNet of so many layers."""
     return get_model(f"resnet{layers}", num_classes=classes)
 
 
 def vit_s_16(classes: int) -> Any:
-    """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
+    """Make the ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
     return VisionTransformer(
         image_size=224,
         patch_size=16,
@@ -64,17 +64,17 @@ def vit_s_16(classes: int) -> Any:
 
 
 def sgd(net: nn.Module, lr: float) -> Optimizer:
-    """SGD with Nesterov momentum."""
-    return SGD(_decaying(net, 5e-4), lr, momentum=0.9, nesterov=True)
+    """Make SGD with Nesterov momentum."""
+    return SGD(_parameter_groups(net, 5e-4), lr, momentum=0.9, nesterov=True)
 
 
 def adamw(net: nn.Module, lr: float) -> Optimizer:
-    """AdamW, with which transformers are trained."""
-    return AdamW(_decaying(net, 0.05), lr)
+    """Make AdamW, the usual optimizer of transformers."""
+    return AdamW(_parameter_groups(net, 0.05), lr)
 
 
-def _decaying(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters that decay, of matrices and convolutions, and those of norms and biases, which do not."""
+def _parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Group the parameters: weights of matrices and convolutions decay, those of norms and biases do not."""
     weights = [weight for weight in net.parameters() if weight.ndim > 1]
     others = [weight for weight in net.parameters() if weight.ndim < 2]
     return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -82,13 +82,13 @@ def _decaying(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A model that can be trained.
+    """A model that can be trained, and how.
 
     Attributes:
-        make: makes one for a number of classes, its weights drawn from torch's generator.
-        optimizer: makes the optimizer of a model, for a learning rate.
+        make: makes the model for a number of classes; torch's global generator draws its weights.
+        optimizer: makes the optimizer of a model, given the learning rate.
         lr: highest learning rate, for batches of 64.
-        size: the one side of a picture that it takes, pixels; None: any.
+        size: the only side of pictures that it takes, in pixels; None: it takes any.
     """
 
     make: Callable[[int], nn.Module]
@@ -108,17 +108,17 @@ MODELS = {
 
 
 def check_size(name: str, size: object) -> None:
-    """Raise SettingError where the model of that name takes no pictures with sides of `size` pixels."""
-    taken = MODELS[name].size
-    if taken is not None and size != taken:
+    """Raise SettingError if the model called `name` does not take pictures with sides of `size` pixels."""
+    required = MODELS[name].size
+    if required is not None and size != required:
         raise SettingError(
-            f"{name} takes pictures of {taken} pixels a side, got size {size}; use size {taken}, or another "
-            f"model"
+            f"{name} takes pictures of {required} pixels a side, got size {size}",
+            remedy=f"use size {required}, or another model",
         )
 
 
 def build_model(name: str, classes: int, seed: int) -> nn.Module:
-    """The model of that name, in channels-last memory; `seed` decides its first weights."""
+    """Make the model called `name`, in channels-last memory; its first weights depend on `seed`."""
     torch.manual_seed(seed)
     net = MODELS[name].make(classes)
     return net.to(memory_format=torch.channels_last)
@@ -127,7 +127,7 @@ def build_model(name: str, classes: int, seed: int) -> nn.Module:
 def build_optimizer(
     name: str, net: nn.Module, steps: int, lr: float | None = None
 ) -> tuple[Optimizer, LambdaLR]:
-    """The optimizer of the model of that name, and its learning rate over all steps of a training.
+    """Make the optimizer of the model called `name`, and its schedule over all `steps` of the training.
 
     Args:
         lr: the highest learning rate; by default the model's.
@@ -136,16 +136,16 @@ def build_optimizer(
     if not 0 < lr < math.inf:
         raise SettingError(f"lr must be positive, got {lr}")
     optimizer = MODELS[name].optimizer(net, lr)
-    return optimizer, LambdaLR(optimizer, lambda step: rate(step / steps))
+    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_factor(step / steps))
 
 
-def rate(done: float) -> float:
-    """Share of the highest learning rate after that share of the steps: up linearly, then a cosine to 0."""
-    if done < WARM_UP:
-        return (done + 1e-3) / (WARM_UP + 1e-3)
-    return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+def learning_rate_factor(progress: float) -> float:
+    """Share of the highest learning rate after a share of the steps: linear warm-up, then a cosine to 0."""
+    if progress < WARM_UP:
+        return (progress + 1e-3) / (WARM_UP + 1e-3)
+    return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
 
 
-def loss_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with label smoothing."""
+def smoothed_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Compute the cross-entropy with label smoothing, a scalar; `scores`: float [n, classes]."""
     return cross_entropy(scores, labels, label_smoothing=0.1)

@@ -1,16 +1,17 @@
-"""Run timm's own train.py, unchanged, on our batches.
+"""Run timm's own train.py, unchanged, on our loaders.
 
     pip install 'precache[loaders]' timm
     git clone https://github.com/huggingface/pytorch-image-models  # at the tag of the installed timm
     python -m loaders.examples.timm_adapter pytorch-image-models/train.py --data-dir data/shards \
         --val-split val --model resnet50 --num-classes 257 --mixup 0.2 --reprob 0.25
 
-Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. timm's validate.py runs
-in the same way. The script gets those below for `create_dataset` and `create_loader` of `timm.data`. Crops,
-flips, colours, MixUp, CutMix, random erasing and `--crop-pct` are as its options say; `--resume`,
-`--grad-accum-steps` and `--no-prefetcher` are the script's own and work. Pictures are resized bilinearly,
-whatever `--interpolation` and `--train-interpolation` say. Options that need single pictures or batches that
-change in size, as `--aa`, `--aug-repeats`, `--train-img-sizes` and `--naflex-loader`, are refused.
+Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. timm's validate.py runs in
+the same way. This module replaces `create_dataset` and `create_loader` of `timm.data` by its own functions
+before it runs the script. Crops, flips, colours, MixUp, CutMix, random erasing and `--crop-pct` follow the
+script's options; `--resume`, `--grad-accum-steps` and `--no-prefetcher` work as ever. Pictures are resized
+bilinearly, whatever `--interpolation` and `--train-interpolation` say. Options that need single pictures or
+batches of changing size, such as `--aa`, `--aug-repeats`, `--train-img-sizes` and `--naflex-loader`, are
+refused.
 """
 
 import runpy
@@ -30,7 +31,7 @@ from loaders.examples import common
 from loaders.settings import CROP_RATIO
 from precache.errors import SettingError
 
-OF_SINGLE_PICTURES = {
+UNSUPPORTED_OPTIONS = {
     "vflip": "--vflip",
     "auto_augment": "--aa",
     "num_aug_repeats": "--aug-repeats",
@@ -45,13 +46,20 @@ OF_SINGLE_PICTURES = {
     "tf_preprocessing": "--tf-preprocessing",
     "crop_border_pixels": "--crop-border-pixels",
 }
-"""Arguments of `create_loader` that have no counterpart here -> how the script calls them."""
+"""Arguments of `create_loader` without a counterpart here -> the script's options for them."""
 
 
-class Batches:
-    """What the script asks of a loader: `mixup_enabled`, batches on the device, and else what ours has.
+class TimmLoader:
+    """A loader as timm's script expects it: with `mixup_enabled`, and batches of images and targets.
 
-    That is what a DataLoader has: its length, `dataset`, `sampler`, `batch_sampler`.
+    Other attributes are those of our loader, which has what a DataLoader has: `dataset`, `sampler`,
+    `batch_sampler`.
+
+    Args:
+        loader: our loader.
+        channels: channels of the pictures that the model takes.
+        mixup: timm's MixUp and CutMix; None: labels are not mixed.
+        erase: timm's random erasing; None: nothing is erased.
     """
 
     def __init__(
@@ -71,28 +79,33 @@ class Batches:
             images, labels = batch
             if images.shape[1] != self.channels:
                 raise SettingError(
-                    f"the model takes pictures of {self.channels} channels, and these have "
-                    f"{images.shape[1]}; give --in-chans {images.shape[1]}, or convert with other --channels"
+                    f"the model takes pictures of {self.channels} channels, and these have {images.shape[1]}",
+                    remedy=f"give --in-chans {images.shape[1]}, or convert with other --channels",
                 )
             if self.mixup is not None:
-                self.mixup.mixup_enabled = self.mixup_enabled  # if not, it still gives each class its share
-                images, labels = Mixup.__call__(self.mixup, images, labels)  # not that of FastCollateMixup
-            yield (images if self.erase is None else self.erase(images)), labels
+                # Without mixing, it still turns each label into a share for each class.
+                self.mixup.mixup_enabled = self.mixup_enabled
+                # The method of the base class, since that of FastCollateMixup collates single pictures.
+                images, labels = Mixup.__call__(self.mixup, images, labels)
+            if self.erase is not None:
+                images = self.erase(images)
+            yield images, labels
 
 
 def create_dataset(name: str, root: str, split: str, **others: Any) -> SimpleNamespace:
-    """In the place of `timm.data.create_dataset`; `set_epoch` is the loader's, once it is built."""
+    """Replace `timm.data.create_dataset`; `create_loader` sets the dataset's `set_epoch` to the loader's."""
     for option, value in (("--dataset", name), ("--class-map", others.get("class_map"))):
         if value:
             raise SettingError(
-                f"{option} {value}: is not there with these loaders; convert the data, and give --data-dir"
+                f"{option} {value}: is not there with these loaders",
+                remedy="convert the data, and give --data-dir",
             )
     return SimpleNamespace(path=root, split=split, seed=others.get("seed", 0), set_epoch=lambda epoch: None)
 
 
 def create_naflex_loader(*_: object, **others: Any) -> NoReturn:
-    """In the place of `timm.data.create_naflex_loader`."""
-    raise SettingError("--naflex-loader: is not there with these loaders; leave it out")
+    """Replace `timm.data.create_naflex_loader`: refuse batches of changing size."""
+    raise SettingError("--naflex-loader: is not there with these loaders", remedy="leave it out")
 
 
 def create_loader(
@@ -101,22 +114,26 @@ def create_loader(
     batch_size: int,
     is_training: bool = False,
     **others: Any,
-) -> Batches:
-    """In the place of `timm.data.create_loader`, with its arguments."""
-    for name, option in OF_SINGLE_PICTURES.items():
+) -> TimmLoader:
+    """Replace `timm.data.create_loader`; takes its arguments."""
+    for name, option in UNSUPPORTED_OPTIONS.items():
         if others.get(name):
-            raise SettingError(f"{option} {others[name]!r}: is not there with these loaders; leave it out")
+            raise SettingError(
+                f"{option} {others[name]!r}: is not there with these loaders", remedy="leave it out"
+            )
     if others.get("crop_mode") not in (None, "center"):
         raise SettingError(
-            f"--crop-mode {others['crop_mode']}: is not there with these loaders; leave it out"
+            f"--crop-mode {others['crop_mode']}: is not there with these loaders", remedy="leave it out"
         )
     augments = is_training and not others.get("no_aug")
-    mixup, erased = others.get("collate_fn"), others.get("re_prob", 0.0) if augments else 0.0
+    mixup = others.get("collate_fn")
     if not isinstance(mixup, FastCollateMixup | None):
-        raise SettingError(f"collate_fn {mixup!r}: batches come whole; give timm's FastCollateMixup or none")
+        raise SettingError(
+            f"collate_fn {mixup!r}: batches come whole", remedy="give timm's FastCollateMixup or none"
+        )
     if mixup is not None and batch_size % 2:
         raise SettingError(
-            f"--batch-size {batch_size} with MixUp or CutMix, which mix pairs; give an even one"
+            f"--batch-size {batch_size} with MixUp or CutMix, which mix pairs", remedy="give an even one"
         )
     device = others.get("device", torch.device("cuda"))
     loader = loaders.build(
@@ -135,31 +152,37 @@ def create_loader(
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )
     dataset.set_epoch = loader.set_epoch
-    erase = RandomErasing(
-        erased, mode=others.get("re_mode", "const"), max_count=others.get("re_count", 1), device=device
-    )
-    return Batches(loader, input_size[0], mixup, erase if erased else None)
+    erase = None
+    if augments and others.get("re_prob"):
+        erase = RandomErasing(
+            others["re_prob"],
+            mode=others.get("re_mode", "const"),
+            max_count=others.get("re_count", 1),
+            device=device,
+        )
+    return TimmLoader(loader, input_size[0], mixup, erase)
 
 
 def make_augmentation(
     scale: Any = None, ratio: Any = None, hflip: float = 0.5, color_jitter: Any = 0.4, **others: Any
 ) -> loaders.RandomAugmentation:
-    """Ours of timm's arguments; one number for colours is brightness, contrast and saturation, not hue."""
-    jitter = color_jitter if isinstance(color_jitter, (tuple, list)) else [color_jitter or 0.0] * 3
-    colors = dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=False))
+    """Make our augmentation of timm's arguments; one number of `color_jitter` does not change the hue."""
+    if not isinstance(color_jitter, (tuple, list)):
+        color_jitter = [color_jitter or 0.0] * 3  # brightness, contrast, saturation
+    colors = dict(zip(("brightness", "contrast", "saturation", "hue"), color_jitter, strict=False))
     boxes: dict[str, Any] = {"scale": tuple(scale or (0.08, 1.0)), "ratio": tuple(ratio or (3 / 4, 4 / 3))}
     return loaders.RandomAugmentation(**boxes, flip=hflip, **colors)
 
 
 def main() -> int:
-    """Run the script that the command line names, with the rest of it; the exit code."""
+    """Run the script that the first argument names, with the other arguments; return the exit code."""
     timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
     timm.data.create_naflex_loader = create_naflex_loader
 
     def run_script() -> int:
         script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")
         if not script.is_file():
-            raise SettingError(f"{script}: no such file; give the path of timm's train.py")
+            raise SettingError("no such file", path=script, remedy="give the path of timm's train.py")
         del sys.argv[0]
         runpy.run_path(str(script), run_name="__main__")
         return 0

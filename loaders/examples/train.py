@@ -19,21 +19,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.settings import read_launcher
 
-Scored: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""The loss of a batch, and the model's scores: float [n, classes]."""
+LossAndScores: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Loss of a batch, a scalar, and the model's scores, float [n, classes]."""
 
 
 class Learner:
-    """A model that learns from batches: forward, loss, backward, update, one learning rate for each step.
+    """A model that is trained on batches: forward, loss, backward, update, one learning rate for each step.
 
     Args:
-        model: on the device where batches are served.
-        schedule: sets the learning rate of `optimizer`, step by step.
-        dtype: in which the model computes; bfloat16 and float16 where autocast holds them to be safe.
-        compiled: whether torch.compile compiles the model, in the first step.
+        model: the model, on the device where batches are served.
+        optimizer: its optimizer.
+        schedule: sets the optimizer's learning rate after each step.
+        dtype: type to compute in; bfloat16 and float16 only where autocast considers them safe.
+        compiled: compile the model with torch.compile, in the first step.
         backward: computes the gradients of a loss.
     """
 
@@ -50,15 +51,15 @@ class Learner:
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.dtype, self.backward = dtype, backward
         self.device = next(model.parameters()).device
-        # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
+        # Gradients in float16 underflow unless they are scaled; bfloat16 and float32 have a larger range.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True  # all pictures have one size: the first step tunes cuDNN
+            torch.backends.cudnn.benchmark = True  # pays off, because all batches have one shape
         if compiled:
             model.compile()
 
-    def step(self, batch: Any) -> Scored:
-        """Learn from `images, labels = batch`."""
+    def step(self, batch: Any) -> LossAndScores:
+        """Train on `images, labels = batch`."""
         loss, scores = self._forward(batch)
         self.optimizer.zero_grad()
         self.backward(self.scaler.scale(loss))
@@ -68,73 +69,91 @@ class Learner:
         return loss, scores
 
     @torch.no_grad()
-    def predict(self, batch: Any) -> Scored:
-        """Try the model on `images, labels = batch`."""
+    def predict(self, batch: Any) -> LossAndScores:
+        """Evaluate the model on `images, labels = batch`, without gradients."""
         return self._forward(batch)
 
-    def _forward(self, batch: Any) -> Scored:
+    def _forward(self, batch: Any) -> LossAndScores:
         images, labels = batch
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             scores = self.model(images)
-            return loss_of(scores, labels), scores
+            return smoothed_cross_entropy(scores, labels), scores
 
-    def train(self, batches: Iterable[Batch], ends: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Learn from batches until `ends` says so after one of them; loss, accuracy and images/s."""
+    def train(
+        self, batches: Iterable[Batch], should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """Train on batches, at most until `should_stop()` is true after one; return their figures.
+
+        Returns:
+            loss, accuracy and images_per_s, over all ranks; empty if there were no batches.
+        """
         self.model.train()
         started = time.perf_counter()
-        figures, samples = self._run(self.step, batches, ends)
+        figures, samples = self._run(self.step, batches, should_stop)
         if not samples:
             return {}
         return {**figures, "images_per_s": samples / (time.perf_counter() - started)}
 
     def validate(
-        self, batches: Iterable[Batch], ends: Callable[[], bool] = lambda: False
+        self, batches: Iterable[Batch], should_stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """Try the model on batches, as `train` takes them; loss and accuracy."""
+        """Evaluate the model on batches, at most until `should_stop()` is true after one.
+
+        Returns:
+            validation_loss and validation_accuracy, over all ranks.
+        """
         self.model.eval()
-        figures, _ = self._run(self.predict, batches, ends)
+        figures, _ = self._run(self.predict, batches, should_stop)
         return {f"validation_{name}": figure for name, figure in figures.items()}
 
     def _run(
-        self, score: Callable[[Batch], Scored], batches: Iterable[Batch], ends: Callable[[], bool]
+        self,
+        process: Callable[[Batch], LossAndScores],
+        batches: Iterable[Batch],
+        should_stop: Callable[[], bool],
     ) -> tuple[dict[str, float], float]:
-        """Means over the samples of all ranks, and how many they are."""
+        """Process batches; return mean loss and accuracy over the samples of all ranks, and their count."""
         sums = torch.zeros(3, device=self.device)
         for batch in batches:
-            loss, scores = score(batch)
-            real = ~batch.padding.to(self.device, non_blocking=True)
-            right = (scores.argmax(1) == batch.labels) & real
-            sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
-            if ends():
+            loss, scores = process(batch)
+            is_real = ~batch.padding.to(self.device, non_blocking=True)
+            is_correct = (scores.argmax(1) == batch.labels) & is_real
+            sums += torch.stack([loss.detach() * is_real.sum(), is_correct.sum(), is_real.sum()])
+            if should_stop():
                 break
         if dist.is_initialized():
             dist.all_reduce(sums)
-        loss_sum, right_sum, samples = sums.tolist()  # waits for the GPU
-        if not samples:  # all of it was served before the resume
+        loss_sum, correct, samples = sums.tolist()  # waits for the GPU
+        if not samples:  # the checkpoint was taken after the last batch of the epoch
             return {}, 0
-        return {"loss": loss_sum / samples, "accuracy": right_sum / samples}, samples
+        return {"loss": loss_sum / samples, "accuracy": correct / samples}, samples
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of a training depends on."""
+        """State of model, optimizer, schedule and gradient scaler."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Go on where `states` were taken."""
+        """Restore what `state_dict` has returned."""
         for name, part in self._parts().items():
             part.load_state_dict(states[name])
 
     def _parts(self) -> dict[str, Any]:
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
-        parts = {"model": model, "optimizer": self.optimizer}
-        return {**parts, "schedule": self.schedule, "scaler": self.scaler}
+        return {
+            "model": model,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "scaler": self.scaler,
+        }
 
 
 class Training:
-    """What one rank trains: a model on a loader, from checkpoint to checkpoint.
+    """The training of one rank: model, loaders, checkpoints and reports.
 
     Args:
-        ranks: that share a batch.
-        prepare: gets the model, the optimizer and the loader; returns what takes their places.
+        args: options of `common.parser`.
+        ranks: number of processes that share each batch.
+        prepare: takes model, optimizer and loader, and returns them wrapped for distributed training.
         backward: computes the gradients of a loss.
     """
 
@@ -159,60 +178,68 @@ class Training:
             backward=backward,
         )
 
-    def states(self, of_loader: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        told = {"name": self.args.model, "classes": self.loader.classes, "loader": of_loader}
-        return {**self.learner.state_dict(), **told}
+    def checkpoint(self, loader_state: dict[str, Any]) -> dict[str, Any]:
+        """Content of a checkpoint that resumes the loader at `loader_state`."""
+        return {
+            **self.learner.state_dict(),
+            "name": self.args.model,
+            "classes": self.loader.classes,
+            "loader": loader_state,
+        }
 
-    def restore(self, states: dict[str, Any], path: Path) -> None:
-        """Go on where `states`, read from `path`, were taken."""
-        common.restore(self.loader, states["loader"], path)
-        self.learner.load_state_dict(states)
+    def restore(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Resume from a checkpoint that was read from `path`."""
+        common.restore_loader(self.loader, checkpoint["loader"], path)
+        self.learner.load_state_dict(checkpoint)
 
     def fit(self, sigterm: common.Sigterm) -> int:
-        """Train for the epochs that are left; 143 where SIGTERM ended it, and what was done is saved."""
-        args, path, first = self.args, self.args.out / "checkpoint.pt", common.is_first()
-        found = [common.read_checkpoint(path, args) if first else None]
-        if dist.is_initialized():  # the first rank's disk may be the only one
-            dist.broadcast_object_list(found, device=torch.device("cpu"))
-        if found[0] is not None:
-            self.restore(found[0], path)
-        state = self.loader.state_dict()
+        """Train for the remaining epochs; return the exit code, 143 if SIGTERM ended it, after saving."""
+        args, path, is_first = self.args, self.args.out / "checkpoint.pt", common.is_first_rank()
+        checkpoint = common.read_checkpoint(path, args) if is_first else None
+        if dist.is_initialized():  # only the first rank's machine may have the file
+            objects = [checkpoint]
+            dist.broadcast_object_list(objects, device=torch.device("cpu"))
+            checkpoint = objects[0]
+        if checkpoint is not None:
+            self.restore(checkpoint, path)
+        loader_state = self.loader.state_dict()
 
-        def ends() -> bool:
-            nonlocal state
-            state = self.loader.state_dict()  # this batch counts as served
-            return sigterm.came()
+        def should_stop() -> bool:
+            nonlocal loader_state
+            loader_state = self.loader.state_dict()  # counts the batch that was just trained on
+            return sigterm.is_set()
 
-        for epoch in range(state["epoch"], args.epochs):
-            figures = self.learner.train(self.loader, ends)
-            if first and figures:  # before the validation: who is ended there need not train again
-                common.save_checkpoint(path, self.states(state))
-            if self.validation is not None and not sigterm.came():
-                figures |= self.learner.validate(self.validation, sigterm.came)
-            if sigterm.came():
+        for epoch in range(loader_state["epoch"], args.epochs):
+            figures = self.learner.train(self.loader, should_stop)
+            if is_first and figures:  # before the validation, which a SIGTERM may end
+                common.save_checkpoint(path, self.checkpoint(loader_state))
+            if self.validation is not None and not sigterm.is_set():
+                figures |= self.learner.validate(self.validation, sigterm.is_set)
+            if sigterm.is_set():
                 return 143
-            if first:
+            if is_first:
                 common.report(epoch, figures, args.out if args.tensorboard else None)
         return 0
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
-    """The exit code."""
+    """Train on this process's device, with the other ranks that torchrun started; return the exit code."""
     if args.device == "cuda":
         args.device = f"cuda:{read_launcher('LOCAL_RANK', 0, minimum=0)}"
-    if read_launcher("RANK", -1, minimum=0) >= 0:  # by torchrun
+    if read_launcher("RANK", -1, minimum=0) >= 0:  # started by torchrun
         dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
 
-    def prepare(net: torch.nn.Module, *others: Any) -> tuple[Any, ...]:
-        return DistributedDataParallel(net) if ranks > 1 else net, *others
+    def prepare(model: torch.nn.Module, optimizer: Any, loader: Any) -> tuple[Any, ...]:
+        if ranks > 1:
+            model = DistributedDataParallel(model)
+        return model, optimizer, loader
 
     return Training(args, ranks, prepare).fit(sigterm)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train as the command line says; the exit code."""
+    """Train as the command line says; return the exit code."""
     parser = common.parser("train", __doc__)
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")

@@ -17,10 +17,10 @@ from loaders.examples.train import Training
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
-    """The exit code."""
+    """Train on this process's device, with the other ranks that Accelerate started; return the exit code."""
     accelerator = Accelerator(cpu=args.device == "cpu", mixed_precision="bf16" if args.bf16 else "no")
     args.device = str(accelerator.device)
-    # built when the processes have found each other; they share its epochs, and it serves on their devices
+    # The loader is built after the process group, so that it splits each epoch among the ranks by itself.
     return Training(args, accelerator.num_processes, accelerator.prepare, accelerator.backward).fit(sigterm)
 
 

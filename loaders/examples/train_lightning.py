@@ -18,72 +18,78 @@ import torch
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.settings import count_local_ranks, read_launcher
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
-    """A ResNet, its loss and its loaders; saves when an epoch is trained, and on SIGTERM."""
+    """A ResNet with its loss and loaders; saves a checkpoint after each epoch, and on SIGTERM."""
 
     def __init__(self, args: argparse.Namespace, path: Path, sigterm: common.Sigterm) -> None:
         super().__init__()
         self.args, self.path, self.sigterm = args, path, sigterm
 
     def setup(self, stage: str) -> None:
-        """By each process, when all have found each other: only then a loader shares its epochs with them."""
+        """Build loaders and model, in each process, once the process group is there.
+
+        Only then does a loader know with how many ranks it shares each epoch.
+        """
         self.args.device = str(self.trainer.strategy.root_device)
-        self.training, self.validation = common.build_loaders(self.args, self.trainer.world_size)
-        self.net = build_model(self.args.model, len(self.training.classes), self.args.seed)
+        self.train_loader, self.val_loader = common.build_loaders(self.args, self.trainer.world_size)
+        self.net = build_model(self.args.model, len(self.train_loader.classes), self.args.seed)
 
     def train_dataloader(self) -> Any:
-        """Lightning saves and loads the state of a loader with its checkpoints."""
-        return self.training
+        """Return the loader; Lightning saves and restores its state with the checkpoints."""
+        return self.train_loader
 
     def val_dataloader(self) -> Any:
-        return self.validation or []  # None where there is nothing to validate on
+        return [] if self.val_loader is None else self.val_loader
 
     def validation_step(self, batch: Batch, number: int) -> None:
         self.training_step(batch, number, "validation_")
 
     def training_step(self, batch: Batch, number: int, prefix: str = "") -> torch.Tensor:
-        """The loss; Lightning averages what is logged."""
+        """Compute the loss, and log loss and accuracy, which Lightning averages over the epoch."""
         images, labels = batch
         logits = self.net(images)
-        loss = loss_of(logits, labels)
+        loss = smoothed_cross_entropy(logits, labels)
         figures = {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
         named = {prefix + name: value for name, value in figures.items()}
         self.log_dict(named, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels))
         return loss
 
     def configure_optimizers(self) -> Any:
-        steps = self.args.epochs * len(self.training)
-        optimizer, rate = build_optimizer(self.args.model, self.net, steps, self.args.lr)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+        steps = self.args.epochs * len(self.train_loader)
+        optimizer, schedule = build_optimizer(self.args.model, self.net, steps, self.args.lr)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What `common.read_checkpoint` compares."""
+        """Add the model's name, which `common.read_checkpoint` compares with --model."""
         checkpoint["name"] = self.args.model
 
     def on_train_start(self) -> None:
-        """Lightning's own answer to SIGTERM is a broadcast amidst whatever the ranks are doing."""
-        self.sigterm.listen()
+        """Replace Lightning's handler of SIGTERM.
+
+        Lightning's broadcasts at once, while another rank may be within a different collective operation.
+        """
+        self.sigterm.install_handler()
         self.served, self.started = 0, time.perf_counter()
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, number: int) -> None:
         self.served += len(batch.ids) * self.trainer.world_size
-        came = self.sigterm.came()
-        if came or number + 1 == self.trainer.num_training_batches:
-            self.trainer.save_checkpoint(self.path)  # the state of the loader is in it
-        if came:
+        should_stop = self.sigterm.is_set()
+        if should_stop or number + 1 == self.trainer.num_training_batches:
+            self.trainer.save_checkpoint(self.path)  # with the loader's state
+        if should_stop:
             raise SystemExit(143)
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        """What was trained is saved already."""
-        if self.sigterm.came():
+        """End on SIGTERM; the trained model has been saved before the validation."""
+        if self.sigterm.is_set():
             raise SystemExit(143)
 
     def on_train_epoch_end(self) -> None:
-        """Lightning has validated by now."""
+        """Report the epoch; Lightning calls this after the validation."""
         figures = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
         if self.served:
             figures["images_per_s"] = self.served / (time.perf_counter() - self.started)
@@ -93,9 +99,9 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
-    """The exit code."""
+    """Train on the devices of this machine; return the exit code."""
     path = args.out / "checkpoint.ckpt"
-    found = common.read_checkpoint(path, args)
+    checkpoint = common.read_checkpoint(path, args)
     trainer = lightning.Trainer(
         accelerator="cpu" if args.device == "cpu" else "cuda",
         devices=count_local_ranks(),
@@ -108,7 +114,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(Classifier(args, path, sigterm), ckpt_path=None if found is None else path)
+    trainer.fit(Classifier(args, path, sigterm), ckpt_path=None if checkpoint is None else path)
     return 0
 
 

@@ -3,10 +3,10 @@
     pip install 'precache[loaders]' 'ray[train]'
     python -m loaders.examples.train_ray data/shards --workers 4 --epochs 20
 
-Ray's TorchTrainer starts the workers, here or on the cluster that RAY_ADDRESS names, and joins them by
-torch.distributed, where a loader finds its rank. Every `--save-every` batches what a restart needs goes
-into a checkpoint of Ray's: model, optimizer, and where the loader stands. `--resume` goes on with
-a run that was ended. PATH and OUT have to be where all nodes see them.
+Ray's TorchTrainer starts the workers, here or on the cluster that RAY_ADDRESS names, and connects them with
+torch.distributed, which tells each loader its rank. Every `--save-every` batches a checkpoint of Ray's gets
+what a restart needs: model, optimizer, and position of the loader. `--resume` continues a run that was ended.
+All nodes must see PATH and OUT.
 """
 
 import argparse
@@ -26,57 +26,68 @@ from precache.storage.urls import is_url
 
 
 def train_worker(settings: dict[str, Any]) -> None:
-    """What each of the processes that train does."""
+    """Train in one worker; `settings` are the command line's options."""
     args = argparse.Namespace(**{**settings, "device": str(get_device())})
     ranks = train.get_context().get_world_size()
-    # on its device, in a DistributedDataParallel
-    training = Training(args, ranks, lambda net, *others: (prepare_model(net), *others))
+
+    def prepare(model: torch.nn.Module, optimizer: Any, loader: Any) -> tuple[Any, ...]:
+        return prepare_model(model), optimizer, loader  # on its device, in a DistributedDataParallel
+
+    training = Training(args, ranks, prepare)
 
     def save(figures: dict[str, float]) -> None:
-        """Of all ranks at the same place, which is what the one checkpoint is of."""
+        """Save a checkpoint and report figures; all ranks call this after the same batch."""
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
-            if common.is_first():
-                torch.save(training.states(training.loader.state_dict()), Path(folder) / "checkpoint.pt")
+            if common.is_first_rank():
+                content = training.checkpoint(training.loader.state_dict())
+                torch.save(content, Path(folder) / "checkpoint.pt")
                 checkpoint = train.Checkpoint.from_directory(folder)
             train.report(figures, checkpoint)  # waits for the other ranks
 
-    def save_at_times() -> bool:
+    def save_regularly() -> bool:
+        """Save every `--save-every` batches; False, since the training never stops early."""
         if training.loader.state_dict()["served_batches"] % args.save_every == 0:
             save({})
         return False
 
-    if (found := train.get_checkpoint()) is not None:
-        with found.as_directory() as folder:
+    if (checkpoint := train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
             path = Path(folder) / "checkpoint.pt"
             training.restore(torch.load(path, map_location="cpu"), path)
     for epoch in range(training.loader.state_dict()["epoch"], args.epochs):
-        figures = training.learner.train(training.loader, save_at_times)
+        figures = training.learner.train(training.loader, save_regularly)
         if training.validation is not None:
             figures |= training.learner.validate(training.validation)
         save(figures)
-        if common.is_first():
+        if common.is_first_rank():
             common.report(epoch, figures)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Have the workers train; the exit code."""
-    for option, least in (("workers", 1), ("save_every", 1), ("failures", 0)):
-        check_range(f"--{option.replace('_', '-')}", getattr(args, option), least)
-    for option in ("path", "val"):  # workers have folders of their own
-        if (given := getattr(args, option)) and not is_url(given):
-            setattr(args, option, str(Path(given).resolve()))
+    """Start the workers and wait for them; return the exit code."""
+    check_range("--workers", args.workers, 1)
+    check_range("--save-every", args.save_every, 1)
+    check_range("--failures", args.failures, 0)
+    # Absolute, because each worker has a working folder of its own.
+    if args.path and not is_url(args.path):
+        args.path = str(Path(args.path).resolve())
+    if args.val and not is_url(args.val):
+        args.val = str(Path(args.val).resolve())
     folder = args.out.resolve()
     if folder.exists() and not args.resume:
-        raise SettingError(f"{args.out}: is there already; add --resume to go on, or give another --out")
-    uses_gpu, args.device = args.device != "cpu", "cpu"  # workers find their own
-    common.build_loaders(args, args.workers)  # what is wrong is said here, and not after each restart
+        raise SettingError(
+            "is there already", path=args.out, remedy="add --resume to go on, or give another --out"
+        )
+    use_gpu = args.device != "cpu"
+    args.device = "cpu"  # each worker chooses its own
+    common.build_loaders(args, args.workers)  # raises bad input once, here, and not in each worker
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=vars(args),
-        scaling_config=train.ScalingConfig(num_workers=args.workers, use_gpu=uses_gpu),
+        scaling_config=train.ScalingConfig(num_workers=args.workers, use_gpu=use_gpu),
         run_config=train.RunConfig(
-            name=folder.name,  # Ray goes on with the run of this name in this folder
+            name=folder.name,  # Ray continues the run of this name in this folder
             storage_path=str(folder.parent),
             failure_config=train.FailureConfig(max_failures=args.failures),
             checkpoint_config=train.CheckpointConfig(num_to_keep=2),
@@ -87,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train as the command line says; the exit code."""
+    """Train as the command line says; return the exit code."""
     parser = common.parser("train_ray", __doc__)
     add = parser.add_argument
     add("--workers", type=int, default=2, help="processes; with --device cuda each has a GPU (default: 2)")

@@ -19,33 +19,36 @@ import transformers
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.examples.train import Learner
 
 _FOLDER = "hugging-face"
-"""In OUT; the Trainer removes all but its last folders there. One is whole when it has `loader.pt`."""
+"""Folder in OUT of the Trainer's checkpoints, of which it removes all but the latest.
+
+A checkpoint is complete when it has `loader.pt`, which is written last.
+"""
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """Takes our loaders for its DataLoaders: they share epochs among processes by themselves."""
+    """Hugging Face's Trainer on our loaders, which split epochs among the ranks by themselves."""
 
     def get_train_dataloader(self) -> Any:
-        """It is told the epoch, and skips batches without reading them."""
+        """Return the loader; the Trainer sets its epoch, and skips batches without reading them."""
         return self.training
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch, **_: Any) -> torch.Tensor:
-        """Of a batch as our loaders serve it, which needs no names."""
-        return loss_of(model(batch.images), batch.labels)
+        """Compute the loss of a batch of our loaders, which is no dictionary of named inputs."""
+        return smoothed_cross_entropy(model(batch.images), batch.labels)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Over all samples, on all ranks; the Trainer's own loss is the mean of batches, of any size."""
-        figures: dict[str, float] = self.learner.validate(self.validation, self.sigterm.came)
+        """Evaluate all samples on all ranks; the Trainer's own loss weights short batches like full ones."""
+        figures: dict[str, float] = self.learner.validate(self.validation, self.sigterm.is_set)
         self.log(figures)
         return figures
 
 
-class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
-    """Reports each epoch, ends it at SIGTERM, and finishes what the Trainer has saved."""
+class EpochCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Reports each epoch, ends the training on SIGTERM, and completes the Trainer's checkpoints."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.stopped = trainer, False
@@ -54,19 +57,19 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         self.served, self.started = 0, time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After this batch it is saved and ended."""
+        """Save and stop after this batch if SIGTERM has been received."""
         self.served += self.trainer.options.batch_size
-        if self.trainer.sigterm.came():
+        if self.trainer.sigterm.is_set():
             control.should_save = control.should_training_stop = self.stopped = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Also called of an epoch that was ended within."""
+        """Measure the epoch; one that SIGTERM has ended is neither reported nor validated nor saved again."""
         self.figures = {"images_per_s": self.served / (time.perf_counter() - self.started)}
         if self.stopped:
             control.should_log = control.should_evaluate = control.should_save = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        """Of the training, then of the validation."""
+        """Collect the figures, which come after the training and after the validation; then report them."""
         names = ("loss", "validation_loss", "validation_accuracy")
         self.figures |= {name: logs[name] for name in names if name in logs}
         last = "loss" if self.trainer.validation is None else "validation_loss"
@@ -74,21 +77,21 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
             common.report(round(state.epoch) - 1, self.figures)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After the validation, if there is one."""
-        self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
+        """Complete a checkpoint with the loader's state; called after the validation, if there is one."""
+        self.trainer.accelerator.wait_for_everyone()  # until each rank has written its part
         if state.is_world_process_zero:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}/loader.pt"
             content = {"name": self.trainer.options.model, "loader": self.trainer.training.state_dict()}
             common.save_checkpoint(path, content)
-        if self.trainer.sigterm.came():
+        if self.trainer.sigterm.is_set():
             control.should_training_stop = self.stopped = True
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
-    """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
+    """Train on this process's device; return the exit code, 143 if SIGTERM ended it, after saving."""
     settings = transformers.TrainingArguments(
         output_dir=str(args.out / _FOLDER),
-        save_total_limit=2,  # one of them is whole
+        save_total_limit=2,  # the latest may be incomplete
         num_train_epochs=args.epochs,
         use_cpu=args.device == "cpu",
         bf16=args.bf16,
@@ -100,7 +103,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     args.device = str(settings.device)
     training, validation = common.build_loaders(args, settings.world_size)
     net = build_model(args.model, len(training.classes), args.seed)
-    net = net.to(memory_format=torch.contiguous_format)  # as it is saved
+    net = net.to(memory_format=torch.contiguous_format)  # the Trainer saves contiguous weights only
     optimizer, schedule = build_optimizer(args.model, net, args.epochs * len(training), args.lr)
     settings.eval_strategy = "no" if validation is None else "epoch"
     trainer = Trainer(
@@ -115,13 +118,19 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     trainer.training, trainer.validation = training, validation
     trainer.options, trainer.sigterm = args, sigterm
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.add_callback(epochs := Epochs(trainer))
-    whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
-    found = common.read_checkpoint(whole[-1], args) if whole else None
-    if found is not None:  # the Trainer knows the place, not the data
-        common.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
-    trainer.train(resume_from_checkpoint=None if found is None else str(whole[-1].parent))
-    return 143 if epochs.stopped else 0
+    callback = EpochCallback(trainer)
+    trainer.add_callback(callback)
+    resumed_folder = None
+    complete = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
+    if complete:
+        path = complete[-1]
+        checkpoint = common.read_checkpoint(path, args)
+        if checkpoint is not None:
+            # Only checks that the data is the same: the Trainer itself restores the epoch and the batch.
+            common.restore_loader(training, {**checkpoint["loader"], "epoch": 0, "served_batches": 0}, path)
+            resumed_folder = str(path.parent)
+    trainer.train(resume_from_checkpoint=resumed_folder)
+    return 143 if callback.stopped else 0
 
 
 main = partial(common.main, common.parser("train_transformers", __doc__), train)

@@ -1,15 +1,17 @@
-"""Where batches come from: a file for each backend, and what they are made of.
+"""The backends: one file for each, and the parts that they share.
 
-    filler      threads fill a batch with crops
-    sequential  shards read whole, and fetched from a URL, ahead of their first use
-    blocks      files that fit into memory, read from the disk in huge pages ahead of their use
-    integrity   what was read is compared with its checksum
-    cache       a reader that keeps what another one decoded; host_memory: what all ranks of a host share
-    decoding    pictures as they are stored: of a raw tree, or JPEGs in shards
-    ray_reader  any of the backends on the nodes of a Ray cluster
+    dali, pytorch, shards, synthetic    the backends of these names; `webdataset` is in decoding
+    decoding     reads and decodes pictures of a raw tree, and JPEGs in shards
+    filler       fills batches with crops, with threads
+    sequential   opens whole shards ahead of their use, and fetches those at a URL
+    blocks       reads files that fit into memory ahead of their use, in huge pages
+    integrity    compares samples with their checksums
+    cache        a reader that caches decoded pictures
+    host_memory  memory that all ranks of a host share
+    ray_reader   runs a backend on the nodes of a Ray cluster
 
-A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be
-installed, it says so when it is called, with the command that installs it.
+A backend is a function that opens a `Reader` over a split. If it needs an optional package that is not
+installed, it raises MissingDependencyError, which has the install command.
 """
 
 from collections.abc import Callable
@@ -36,25 +38,30 @@ READS: dict[str, tuple[str, ...]] = {
     "synthetic": (RAW, "shards", "webdataset", "dali"),
     "webdataset": ("webdataset",),
 }
-"""What each backend reads, the kind it is made for first."""
-_AUTO = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+"""Kinds of data that each backend reads; the first is the one it is made for."""
+_DEFAULT_BACKENDS = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 
 
 def choose_backend(backend: str, kind: str, path: Location | str) -> str:
-    """`backend`, or for `auto` that which is made for `kind`, which `path` holds.
+    """Return the name of the backend to read `path` with: `backend`, or for `auto` the default of its kind.
+
+    Args:
+        kind: the kind of data at `path`: `raw` or a format.
 
     Raises:
         DatasetError: the backend does not read this kind.
     """
-    backend = _AUTO[kind] if backend == "auto" else backend
+    if backend == "auto":
+        backend = _DEFAULT_BACKENDS[kind]
     if kind not in READS[backend]:
+        readable = " or ".join(_kind_phrase(readable) for readable in READS[backend])
         raise DatasetError(
-            f"{path}: holds {_describe(kind)}, backend {backend!r} reads "
-            f"{' or '.join(_describe(kind) for kind in READS[backend])}; "
-            f"use backend {_AUTO[kind]!r} for it, or name another folder"
+            f"holds {_kind_phrase(kind)}, backend {backend!r} reads {readable}",
+            path=path,
+            remedy=f"use backend {_DEFAULT_BACKENDS[kind]!r} for it, or name another folder",
         )
     return backend
 
 
-def _describe(kind: str) -> str:
+def _kind_phrase(kind: str) -> str:
     return "a raw image tree" if kind == RAW else f"format {kind!r}"

@@ -1,14 +1,14 @@
 """Backend `dali`: NVIDIA DALI decodes and resizes, on the GPU where the loader's device is one.
 
-The pictures' bytes are read here, in the order that the loader asks for, and handed to a DALI
-pipeline: DALI's own readers can neither keep that order nor resume in the middle of an epoch. What DALI
-does not convert to RGB as the reference does (CMYK, transparency, 16 bit) is decoded by `pictures.images`
-and handed over as pixels. What is served of each picture is drawn here, and cut out and resized by DALI.
+This module reads the pictures' bytes in the order that the loader asks for, and hands them to a DALI
+pipeline: DALI's own readers can neither keep that order nor resume within an epoch. Pictures that DALI does
+not convert to RGB as the other backends do (CMYK, transparency, 16 bit) are decoded by `pictures.images` and
+handed over as pixels. The served part of each picture is drawn here, then cut out and resized by DALI.
 
-DALI cannot leave a picture out of a batch. One that `pictures.images` refuses is kept from the pipeline,
-or, if only DALI finds it, dropped: then the pipeline is built anew and gets the same batches again. A
-JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes of it, without a word;
-`precache check` finds these.
+DALI cannot leave a picture out of a batch. A picture that `pictures.images` refuses is not handed over; if
+only DALI refuses it, the pipeline fails, is built anew without it, and gets the same batches again. DALI
+decodes a JPEG whose data is damaged, but ends as it should, to some pixels, without an error; `precache
+check` finds such files.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.device import BorrowedTensors
-from loaders.read.decoding import Asked, Encoded, EncodedPictures
+from loaders.read.decoding import Encoded, EncodedBatch, EncodedPictures
 from loaders.settings import LoaderSpec
 from loaders.threads import check_exit
 from precache.errors import DatasetError, ImageError, MissingDependencyError
@@ -35,38 +36,47 @@ from precache.pictures.sizes import sides
 from precache.storage import check_can_open
 
 _QUEUE_BATCHES = 2
-_Asked: TypeAlias = tuple[Request, list[Encoded], dict[int, ImageError]]
-"""A batch on its way through the pipeline, and why pictures were kept from it, by their numbers."""
-_BLACK = np.frombuffer(b"P6 1 1 255\n\0\0\0", np.uint8)  # PPM, of one pixel
+_BLACK = np.frombuffer(b"P6 1 1 255\n\0\0\0", np.uint8)  # a PPM of one pixel
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchInPipeline:
+    """A batch on its way through the pipeline; `refused`: pictures that were not handed over, by number."""
+
+    request: Request
+    pictures: list[Encoded]
+    refused: dict[int, ImageError]
 
 
 class DaliReader:
-    """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
+    """Decodes with a pipeline of its own for each `read`: one that is left midway still holds batches."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         try:
             import nvidia.dali  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError(
-                f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the "
-                f"build that 'precache doctor' names"
+                "backend 'dali' needs NVIDIA DALI",
+                remedy=f"install it with 'pip install {dali_package()}', or the build that 'precache doctor' "
+                "names",
             ) from error
         self._spec = spec
         self._data = data
         self._crops = crops
         self._encoded = EncodedPictures(spec, data, spec.workers)
         self.random_access = self._encoded.random_access
+        # Bytes with the right checksum are the converter's, and DALI may decode them without a further check.
         self._trusted = not self.random_access and spec.reading.check != "never"
-        self._feed: Generator[Asked, None, None]
-        self._in_pipeline: deque[_Asked] = deque()
-        self._again: deque[Asked] = deque()  # were in a pipeline that failed
-        self._refused: set[str] = set()  # by DALI
+        self._batches: Generator[EncodedBatch, None, None]
+        self._in_pipeline: deque[_BatchInPipeline] = deque()
+        self._to_repeat: deque[EncodedBatch] = deque()  # batches of a pipeline that failed
+        self._refused: set[str] = set()  # paths of pictures that DALI refuses
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        self._feed = self._encoded.read(requests)
+        self._batches = self._encoded.read(requests)
         self._in_pipeline.clear()
-        self._again.clear()
+        self._to_repeat.clear()
         pipeline = self._build()
         outputs = BorrowedTensors()
         whole = self._crops.size is None
@@ -77,7 +87,7 @@ class DaliReader:
                 except StopIteration:
                     return
                 except RuntimeError as error:
-                    self._drop_refused(error)
+                    self._remove_refused(error)
                     pipeline = self._build()
                 else:
                     if whole:
@@ -85,22 +95,26 @@ class DaliReader:
                     else:
                         pictures = [outputs.take(view.as_tensor()) for view in views]
                     served = pictures[0] if len(pictures) == 1 else torch.cat(pictures)
-                    _, asked, refused = self._in_pipeline.popleft()
-                    yield DecodedBatch(served[:0] if len(refused) == len(asked) else served, refused)
+                    batch = self._in_pipeline.popleft()
+                    if len(batch.refused) == len(batch.pictures):  # `served` is the pixel of _BLACK
+                        served = served[:0]
+                    yield DecodedBatch(served, batch.refused)
         finally:
-            self._feed.close()
+            self._batches.close()
             outputs.give_back()
 
     def close(self) -> None:
-        """End the threads that read; the pipeline goes with the `read` that built it."""
+        """End the threads that read; a pipeline ends with the `read` that built it."""
         self._encoded.pool.close()
 
     def _build(self) -> Any:
+        """Build a pipeline that takes its batches from `_next_input`."""
         from nvidia.dali import Pipeline, fn, types
 
         device = self._spec.device
         on_gpu = device.type == "cuda"
-        this = weakref.ref(self)  # a pipeline stays until garbage is collected
+        # Weak, since a pipeline lives until garbage is collected, and would keep this reader alive.
+        this = weakref.ref(self)
         pipeline = Pipeline(
             batch_size=self._spec.batch_size,
             num_threads=max(1, self._spec.workers),
@@ -112,24 +126,27 @@ class DaliReader:
             box = [types.FLOAT] * 2 if self._crops.random is None else [types.INT32] * 3
             views = 0 if self._crops.size is None else self._crops.views
             encoded, *boxes = fn.external_source(
-                source=lambda: this()._next_input(),  # type: ignore[union-attr]  # it runs the pipeline
+                source=lambda: this()._next_input(),  # type: ignore[union-attr]  # alive while it runs
                 num_outputs=1 + views * len(box),
                 dtype=[types.UINT8, *box * views],
                 batch=True,
             )
-            how: dict[str, Any] = {
+            decoder_options: dict[str, Any] = {
                 "device": "mixed" if on_gpu else "cpu",
                 "output_type": types.GRAY if self._data.channels == 1 else types.RGB,
                 "jpeg_fancy_upsampling": True,  # as Pillow decodes
             }
             if views == 1 and self._crops.random is not None and self._crops.random.scale is not None:
-                # the crop alone is decoded: the same pixels in less time
-                how |= {"normalized_anchor": False, "normalized_shape": False}
-                crop = fn.decoders.image_slice(encoded, boxes[0], boxes[1], axes=(0, 1), **how)
+                # Only the crop is decoded: the same pixels in less time.
+                decoder_options |= {"normalized_anchor": False, "normalized_shape": False}
+                crop = fn.decoders.image_slice(encoded, boxes[0], boxes[1], axes=(0, 1), **decoder_options)
                 pipeline.set_outputs(fn.flip(self._resize(crop), horizontal=boxes[2]))
             else:
-                decoded, each = fn.decoders.image(encoded, **how), len(box)
-                parts = [self._part(decoded, boxes[view * each :][:each]) for view in range(views)]
+                decoded = fn.decoders.image(encoded, **decoder_options)
+                parts = []
+                for view in range(views):
+                    first = view * len(box)
+                    parts.append(self._cut_out(decoded, boxes[first : first + len(box)]))
                 pipeline.set_outputs(*(parts or [decoded]))
         try:
             pipeline.build()
@@ -139,19 +156,20 @@ class DaliReader:
         _pipelines.add(pipeline)
         return pipeline
 
-    def _part(self, decoded: Any, box: list[Any]) -> Any:
-        """What is served of the `decoded` pictures of a pipeline that is being made; `box` as of `_boxes`."""
+    def _cut_out(self, decoded: Any, box: list[Any]) -> Any:
+        """Add to a pipeline under construction: the served part of `decoded`; `box` is one of `_boxes`."""
         from nvidia.dali import fn
 
         if self._crops.random is None:
             return self._resize(decoded, roi_start=box[0], roi_end=box[1])
-        # not as a region of `resize`, which looks at what lies around it
+        # Not as a region of `resize`, whose antialiasing filter reads pixels around the region.
         part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
         if self._crops.random.scale is not None:
             part = self._resize(part)
         return fn.flip(part, horizontal=box[2])
 
     def _resize(self, pictures: Any, **region: Any) -> Any:
+        """Add to a pipeline under construction: `pictures`, or a region of them, in the served size."""
         from nvidia.dali import fn, types
 
         assert self._crops.size is not None
@@ -159,41 +177,56 @@ class DaliReader:
         return fn.resize(pictures, size=size, interp_type=types.INTERP_LINEAR, antialias=True, **region)
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
-        """What `external_source` takes for one batch; StopIteration ends the run."""
-        request, pictures = self._again.popleft() if self._again else next(self._feed)
-        found = [*(map if self._trusted else self._encoded.pool.map)(self._input, pictures)]
-        refused = {slot: one for slot, one in enumerate(found) if isinstance(one, ImageError)}
-        inputs = {slot: (one, pictures[slot].shape) for slot, one in enumerate(found) if slot not in refused}
-        inputs = inputs or {0: (_BLACK, (1, 1))}  # DALI takes no empty batch
-        contents, shapes = zip(*inputs.values(), strict=True)
-        boxes = self._boxes(request.select(np.array([*inputs])), np.array(shapes))
-        self._in_pipeline.append((request, pictures, refused))
-        return [*contents], *boxes
+        """Return the next batch for `external_source`: encoded pictures, then their boxes.
+
+        Raises:
+            StopIteration: there is none, which ends the run of the pipeline.
+        """
+        request, pictures = self._to_repeat.popleft() if self._to_repeat else next(self._batches)
+        if self._trusted:  # nothing has to be decoded here: threads would cost more than they save
+            inputs = [self._input(picture) for picture in pictures]
+        else:
+            inputs = self._encoded.pool.map(self._input, pictures)
+        refused, slots, contents, shapes = {}, [], [], []
+        for slot, content in enumerate(inputs):
+            if isinstance(content, ImageError):
+                refused[slot] = content
+            else:
+                slots.append(slot)
+                contents.append(content)
+                shapes.append(pictures[slot].shape)
+        if not slots:  # DALI takes no empty batch
+            slots, contents, shapes = [0], [_BLACK], [(1, 1)]
+        boxes = self._boxes(request.select(np.array(slots)), np.array(shapes))
+        self._in_pipeline.append(_BatchInPipeline(request, pictures, refused))
+        return contents, *boxes
 
     def _input(self, picture: Encoded) -> npt.NDArray[np.uint8] | ImageError:
-        """What DALI decodes; or why it cannot be decoded.
+        """Return the bytes to hand to DALI, or the reason why the picture cannot be decoded.
 
-        What has its checksum is what the converter wrote. Of the rest DALI gets what it decodes as the
-        reference does: DALI 2.4 crashes on some damaged headers.
+        Bytes without a checksum are handed over only if DALI decodes them as `pictures.images` does, and
+        else decoded here: DALI 2.4 crashes on some damaged headers.
         """
         if picture.error is not None:
             return picture.error
-        plain = self._trusted or picture.is_plain()
-        if plain and picture.path not in self._refused:
+        is_plain = self._trusted or picture.is_plain()
+        if is_plain and picture.path not in self._refused:
             return np.frombuffer(picture.data, np.uint8)
         pixels = picture.try_decode()
         if isinstance(pixels, ImageError):
             return pixels
-        kind = 5 if pixels.shape[2] == 1 else 6  # PGM or PPM: DALI reads them as they are
-        content = b"P%d %d %d 255\n" % (kind, *picture.shape[::-1]) + pixels.tobytes()
+        kind = 5 if pixels.shape[2] == 1 else 6  # PGM or PPM: DALI takes their pixels as they are
+        height, width = picture.shape
+        content = b"P%d %d %d 255\n" % (kind, width, height) + pixels.tobytes()
         return np.frombuffer(content, np.uint8)
 
     def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[list[npt.NDArray[Any]]]:
-        """The boxes of pictures of these heights and widths, one view behind the other.
+        """Draw the served parts of pictures of these `shapes`, int64 [n, 2]; the views one behind the other.
 
-        Each of two lists: (y, x) where what is served starts, and where it ends, float32, to be resized with
-        what lies around it; or, of random crops, of three: (y, x) where it starts and its (height, width),
-        int32, and whether it is mirrored.
+        Returns:
+            For each view two lists: where the part starts and where it ends, (y, x), float32; it is resized
+            together with its surroundings. For each view of random crops three lists: where it starts,
+            (y, x), int32; its (height, width), int32; whether it is mirrored, int32.
         """
         if self._crops.size is None:
             return []
@@ -209,29 +242,41 @@ class DaliReader:
         views = range(0, count * self._crops.views, count)
         return [[*column[view : view + count]] for view in views for column in columns]
 
-    def _drop_refused(self, error: RuntimeError) -> None:
-        """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
-        check_exit()  # which ends what the pipeline is fed by, too
-        asked = [picture for _, pictures, _ in self._in_pipeline for picture in pictures]
-        suspects = [one for one in asked if one.error is None and one.path not in self._refused]
+    def _remove_refused(self, error: RuntimeError) -> None:
+        """Find the pictures at which the pipeline failed, and queue its batches again without them.
+
+        Raises:
+            DatasetError: all of its pictures can be decoded.
+        """
+        check_exit()  # the program's end closes what feeds the pipeline, which makes it fail, too
+        suspects = []
+        for batch in self._in_pipeline:
+            for picture in batch.pictures:
+                if picture.error is None and picture.path not in self._refused:
+                    suspects.append(picture)
         decoded = zip(suspects, self._encoded.pool.map(Encoded.try_decode, suspects), strict=True)
-        damaged = {one.path for one, pixels in decoded if isinstance(pixels, ImageError)}
+        damaged = {picture.path for picture, pixels in decoded if isinstance(pixels, ImageError)}
         if not damaged:
-            raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
+            raise DatasetError(
+                f"DALI cannot decode a picture of it: {error}", path=self._data.path
+            ) from error
         self._refused |= damaged
-        self._again.extendleft((request, pictures) for request, pictures, _ in reversed(self._in_pipeline))
+        self._to_repeat.extendleft((batch.request, batch.pictures) for batch in reversed(self._in_pipeline))
         self._in_pipeline.clear()
 
 
-# Of this process: a forked one has not their threads, for which DALI would wait at its end, for ever.
+# Pipelines of this process. A forked process has copies of them without their threads, for which DALI would
+# wait for ever when a copy is destroyed.
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _disown() -> None:
+def _abandon_pipelines() -> None:
+    """Keep the copies of pipelines in a forked process from being destroyed."""
     for pipeline in _pipelines:
-        # not even destroyed when all else is: that waits, too
+        # One reference more than there are: not even the interpreter's end destroys it, which would wait,
+        # too.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pipeline._pipe))
         pipeline._pipe = None
 
 
-os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_abandon_pipelines)

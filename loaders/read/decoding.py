@@ -1,9 +1,9 @@
-"""Pictures as they are stored, in a raw tree or as JPEGs in shards: read, compared, decoded."""
+"""Read, compare and decode pictures of a raw tree, and JPEGs in shards."""
 
-import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
-from loaders.read.sequential import look_ahead
+from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
@@ -28,18 +28,19 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.storage import open_regular, read_descriptor_at
 
-_KEPT_PLACES = 1024  # shards: 16 bytes a sample
+_MAX_PLACES = 1024  # shards whose samples' places are kept: 16 bytes a sample
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A picture that was read.
+    """A picture that was read and not decoded yet.
 
     Attributes:
-        path: of its file, or its name, for messages.
-        shape: height and width of the upright picture, as its header, or the index, says.
-        error: why it cannot be decoded, where that is known already.
-        channels: of a sample of a shard; None: of a file, which becomes RGB.
+        path: path of its file, or the shard's path and the sample's id; for messages.
+        data: its encoded bytes.
+        shape: height and width of the upright picture, according to its header or the index.
+        error: the reason why it cannot be decoded, where that is known already.
+        channels: channels of a shard's sample; None: a file of a raw tree, which becomes RGB.
     """
 
     path: str
@@ -49,7 +50,7 @@ class Encoded:
     channels: int | None = None
 
     def decode(self) -> Pixels:
-        """uint8 [height, width, channels].
+        """Decode it to uint8 [height, width, channels].
 
         Raises:
             ImageError: it cannot be decoded; names `path` and the reason.
@@ -64,70 +65,70 @@ class Encoded:
             (height, width), (rows, columns) = self.shape, pixels.shape[:2]
             raise ImageError(
                 self.path,
-                f"is {columns}x{rows}, expected {width}x{height}; run 'precache verify' on its dataset, or "
-                f"store it anew",
+                f"is {columns}x{rows}, expected {width}x{height}",
+                remedy="run 'precache verify' on its dataset, or store it anew",
             )
         return pixels
 
     def try_decode(self) -> Pixels | ImageError:
-        """As `decode`, or its error, without what the traceback holds."""
+        """Decode it, or return the error that `decode` raises."""
         try:
             return self.decode()
         except ImageError as error:
-            return type(error)(error.path, error.reason, remedy=error.remedy)
+            return copy(error)  # without its traceback, which would keep alive what its frames hold
 
     def is_plain(self) -> bool:
-        """Whether other decoders make the reference's RGB of this: a whole JPEG in grey or YCbCr.
+        """Whether other decoders agree with `pictures.images` on it: a complete JPEG in grey or YCbCr.
 
-        It is upright, or turned by EXIF alone.
+        Such a JPEG is upright, or turned by its EXIF orientation alone.
         """
         if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.is_truncated(self.data):
             return False
         try:
-            *sides, colorspace, _ = simplejpeg.decode_jpeg_header(self.data)
-            if math.prod(sides) > MAX_PIXELS or colorspace not in ("Gray", "YCbCr"):
+            height, width, colorspace, _ = simplejpeg.decode_jpeg_header(self.data)
+            if height * width > MAX_PIXELS or colorspace not in ("Gray", "YCbCr"):
                 return False
             orientation = jpeg.orientation(self.data)
-        except Exception:  # `images.decode` says what is wrong with it
+        except Exception:  # `decode` says what is wrong with it
             return False
-        upright = sides if orientation < 5 else sides[::-1]  # from there on EXIF turns it on its side
-        if tuple(upright) != self.shape:  # then `decode` says so
+        # EXIF orientations 5 to 8 swap height and width.
+        upright_shape = (height, width) if orientation < 5 else (width, height)
+        if upright_shape != self.shape:  # `decode` says so
             return False
         return orientation == 1 or (orientation > 0 and jpeg.XMP not in self.data)
 
 
 def read(path: str) -> Encoded:
-    """The picture at `path`; one that cannot be decoded says so when it is.
+    """Read the picture at `path`; one that cannot be decoded has its error, which `decode` raises.
 
     Raises:
-        SourceError: it cannot be read, which says nothing about the picture.
+        SourceError: the file cannot be read, which says nothing about the picture.
     """
     try:
         data = images.read_bytes(path)
         return Encoded(path, data, images.upright_shape(data, path))
     except ImageError as error:
-        copy = type(error)(error.path, error.reason, remedy=error.remedy)  # without its traceback
-        return Encoded(path, b"", (1, 1), copy)
+        return Encoded(path, b"", (1, 1), copy(error))  # without its traceback
 
 
-Asked: TypeAlias = tuple[Request, list[Encoded]]
+EncodedBatch: TypeAlias = tuple[Request, list[Encoded]]
 """A request with its pictures."""
 
 
-def to_fill(request: Request, pictures: list[Encoded]) -> Pictures:
-    """What fills the batch of a request."""
+def make_pictures(request: Request, pictures: list[Encoded]) -> Pictures:
+    """Describe to a `BatchFiller` how to decode the pictures of a request."""
     shapes = np.array([picture.shape for picture in pictures], np.int64).reshape(-1, 2)
     return Pictures(request, lambda slot: pictures[slot].decode(), shapes)
 
 
 class EncodedPictures:
-    """The pictures of a split as they are stored, compared: files, or samples of shards that hold JPEGs.
+    """Reads the encoded pictures of a split, and compares them: files, or JPEGs in shards.
 
-    Each shard is read whole; or, shuffled `full`, samples.
+    Shards are read whole; in a full shuffle, sample by sample.
 
     Attributes:
-        random_access: as of a `Reader`.
-        pool: threads that read; for other work on pictures, too.
+        random_access: whether any order is as good as the stored one.
+        pool: threads that read, and that may be used for other work on pictures.
     """
 
     def __init__(self, spec: LoaderSpec, data: SplitData, threads: int) -> None:
@@ -139,7 +140,7 @@ class EncodedPictures:
         self._at_random = spec.shuffle == "full"
         self._places: dict[int, Places] = {}
 
-    def read(self, requests: Iterator[Request]) -> Generator[Asked, None, None]:
+    def read(self, requests: Iterator[Request]) -> Generator[EncodedBatch, None, None]:
         """Yield each request with its pictures, in order.
 
         Raises:
@@ -155,87 +156,91 @@ class EncodedPictures:
                 yield request, self.pool.map(read, files)
                 continue
             try:
-                pictures = self._read_alone(request)
-            except (ValueError, OSError, DatasetError):  # who reads the whole shard says what is wrong
+                pictures = self._read_samples(request)
+            except (ValueError, OSError, DatasetError):
+                # Read the whole shards instead: that serves the samples, or finds out what is wrong.
                 yield from self._read_whole(iter([request]))
             else:
                 yield request, pictures
 
-    def _read_whole(self, requests: Iterator[Request]) -> Iterator[Asked]:
-        with ExitStack() as at_end:
-            for request, shards in look_ahead(
-                self._data, requests, self._window_shards, self._open, lambda samples: None, at_end
+    def _read_whole(self, requests: Iterator[Request]) -> Iterator[EncodedBatch]:
+        with ExitStack() as exit_stack:
+            for request, shards in open_shards_ahead(
+                self._data, requests, self._window_shards, self._open, lambda samples: None, exit_stack
             ):
-                indexes, rows = (found.tolist() for found in self._data.locate(request.positions))
-                samples = [shards[index][row] for index, row in zip(indexes, rows, strict=True)]
-                yield request, self._compared(request, indexes, samples)
+                numbers, rows = (array.tolist() for array in self._data.locate(request.positions))
+                samples = [shards[number][row] for number, row in zip(numbers, rows, strict=True)]
+                yield request, self._compare(request, numbers, samples)
 
-    def _compared(self, request: Request, indexes: list[int], samples: list[StoredSample]) -> list[Encoded]:
-        """Samples of the shards of these `indexes`."""
-        shapes, compared = self._data.shapes_at(request.positions).tolist(), []
-        asked = zip(request.positions.tolist(), indexes, samples, shapes, strict=True)
-        for position, index, sample, (height, width) in asked:
+    def _compare(self, request: Request, shards: list[int], samples: list[StoredSample]) -> list[Encoded]:
+        """Compare the samples of a request with their checksums; `shards`: the number of each one's shard."""
+        shapes = self._data.shapes_at(request.positions).tolist()
+        positions, pictures = request.positions.tolist(), []
+        for position, shard, sample, (height, width) in zip(positions, shards, samples, shapes, strict=True):
             error = None
             try:
                 self._check.compare(position, sample.data, sample.damage)
             except ImageError as wrong:
-                error = type(wrong)(
-                    wrong.path, wrong.reason, remedy=wrong.remedy
-                )  # without what its traceback holds
+                error = copy(wrong)  # without its traceback
             assert isinstance(sample.data, bytes)
-            path = f"{self._data.files[index]}: sample {sample.id}"
-            compared.append(Encoded(path, sample.data, (height, width), error, self._data.channels))
-        return compared
+            path = f"{self._data.files[shard]}: sample {sample.id}"
+            pictures.append(Encoded(path, sample.data, (height, width), error, self._data.channels))
+        return pictures
 
-    def _open(self, index: int) -> Mapping[int, StoredSample]:
-        """The samples of shard `index` by their rows."""
-        return self._data.read(index, partial(self._read_shard, index))
+    def _open(self, number: int) -> Mapping[int, StoredSample]:
+        """Read shard `number`: its samples by their rows."""
+        return self._data.read(number, partial(self._read_shard, number))
 
-    def _read_shard(self, index: int, path: Path) -> Mapping[int, StoredSample]:
-        self._check.open_file(index)
-        if self._data.remote is not None and index in self._data.remote.parts:
-            return self._data.remote.parts[index].read(path)
+    def _read_shard(self, number: int, path: Path) -> Mapping[int, StoredSample]:
+        self._check.compare_size(number)
+        if self._data.remote is not None and number in self._data.remote.parts:
+            return self._data.remote.parts[number].read(path)
         samples = list(FORMATS[self._data.kind].read_shard(path))
         whole = self._data.whole
-        stored = whole.shard_positions(index)
+        stored = whole.shard_positions(number)
         ids, labels = whole.ids[stored], whole.labels[stored]
         for row, sample in enumerate(samples[: len(ids)]):
-            if sample.damage:  # then the index alone knows which one it is
+            if sample.damage:  # its own id and label may be damaged, too: those of the index are right
                 samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))
-        check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
+        check_index(self._data, number, [s.id for s in samples], [s.label for s in samples])
         return dict(enumerate(samples))
 
-    def _read_alone(self, request: Request) -> list[Encoded]:
-        """Each sample by its place in its shard; ValueError where another one lies there."""
-        indexes, rows = self._data.locate(request.positions)
-        found: dict[int, StoredSample] = {}
-        for index in np.unique(indexes).tolist():
-            slots = np.flatnonzero(indexes == index).tolist()
-            with self._data.local_shard(index) as path, open_regular(path) as file:
-                if index not in self._places:
-                    self._places[index] = self._find(index)
-                wanted = self._places[index][rows[slots]].tolist()
-                for start, size in wanted if hasattr(os, "posix_fadvise") else ():
-                    # of all at a time: each read alone would wait for the disk
-                    os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
-                for slot, (start, size) in zip(slots, wanted, strict=True):
+    def _read_samples(self, request: Request) -> list[Encoded]:
+        """Read single samples at their places in their shards.
+
+        Raises:
+            ValueError: another sample lies there.
+        """
+        shards, rows = self._data.locate(request.positions)
+        samples_by_slot: dict[int, StoredSample] = {}
+        for number in np.unique(shards).tolist():
+            slots = np.flatnonzero(shards == number).tolist()
+            with self._data.local_shard(number) as path, open_regular(path) as file:
+                if number not in self._places:
+                    self._places[number] = self._find_places(number)
+                places = self._places[number][rows[slots]].tolist()
+                if hasattr(os, "posix_fadvise"):
+                    # Announced together: otherwise each read waits for the disk in its turn.
+                    for start, size in places:
+                        os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+                for slot, (start, size) in zip(slots, places, strict=True):
                     content = read_descriptor_at(file.fileno(), start, size)
-                    found[slot] = FORMATS[self._data.kind].read_sample(content)
-        samples = [found[slot] for slot in range(len(indexes))]
+                    samples_by_slot[slot] = FORMATS[self._data.kind].read_sample(content)
+        samples = [samples_by_slot[slot] for slot in range(len(shards))]
         if [sample.id for sample in samples] != self._data.ids[request.positions].tolist():
             raise ValueError("other samples")
-        return self._compared(request, indexes.tolist(), samples)
+        return self._compare(request, shards.tolist(), samples)
 
-    def _find(self, index: int) -> Places:
-        """Where the samples of shard `index` lie."""
-        while len(self._places) >= _KEPT_PLACES:
+    def _find_places(self, number: int) -> Places:
+        """Start and size of each sample of shard `number`, in bytes."""
+        while len(self._places) >= _MAX_PLACES:
             del self._places[next(iter(self._places))]
-        with self._data.local_shard(index, with_index=True) as path:
-            self._check.open_file(index)
-            # of a part of a shard, too: its index is that of the shard
-            whole = path.with_name(Path(self._data.whole.files[index]).name)
+        with self._data.local_shard(number, with_index=True) as path:
+            self._check.compare_size(number)
+            # A fetched part of a shard has no index of its own: its places are in the whole shard's.
+            whole = path.with_name(Path(self._data.whole.files[number]).name)
             places = FORMATS[self._data.kind].find_samples(whole)
-        if len(places) != self._data.whole.shard_samples[index]:
+        if len(places) != self._data.whole.shard_samples[number]:
             raise ValueError("an index of other samples")
         return places
 
@@ -243,7 +248,7 @@ class EncodedPictures:
 class ThreadsReader:
     """Backend `webdataset`, and `pytorch` without worker processes: threads read, decode and resize.
 
-    What they call for that releases the interpreter's lock.
+    They run in parallel, because reading, decoding and resizing release the interpreter's lock.
     """
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
@@ -254,8 +259,10 @@ class ThreadsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        with closing(self._encoded.read(requests)) as asked:
-            yield from self._filler.fill_each(to_fill(*each) for each in asked)
+        with closing(self._encoded.read(requests)) as batches:
+            yield from self._filler.fill_each(
+                make_pictures(request, pictures) for request, pictures in batches
+            )
 
     def close(self) -> None:
         """End the threads."""

@@ -1,4 +1,4 @@
-"""Filling batches on the CPU, by threads, out of whatever pictures lie in; in memory that is used again."""
+"""Fill batches on the CPU with threads, from pictures of any origin, in memory that is used again."""
 
 import math
 import mmap
@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,23 +22,24 @@ from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
-_KEPT = 8  # free buffers: more than are ever on their way at a time
+_MAX_BUFFERS = 8  # more than a loader has on their way at a time
+_PICTURES_PER_CALL = 32  # at most, where a thread only copies pictures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lent:
-    """Memory of a batch, and the array that torch keeps as long as anything shows a part of it."""
+class _Buffer:
+    """Memory of a batch, and the array that torch keeps alive as long as anything shows a part of it."""
 
     memory: npt.NDArray[np.uint8]
-    shown: "weakref.ref[npt.NDArray[np.uint8]]"
+    array: "weakref.ref[npt.NDArray[np.uint8]]"
 
 
 class BufferPool:
-    """Batch buffers, uint8 [samples, height, width, bytes].
+    """Buffers for batches, uint8 [samples, height, width, bytes].
 
-    Fresh memory costs as much as filling it: the system clears each page first. A buffer is used again when
-    the last tensor or array that shows a part of it is gone, so that what is served stays the caller's as
-    long as he keeps it.
+    Fresh memory costs as much as filling it, since the system clears each page first. A buffer is used again
+    once the last tensor or array that shows a part of it is gone: a batch stays valid as long as the caller
+    keeps it.
     """
 
     def __init__(self, samples: int, size: Size, device: torch.device, pixel_bytes: int = 3) -> None:
@@ -45,68 +47,70 @@ class BufferPool:
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
-        self._lent: deque[_Lent] = deque(maxlen=_KEPT)  # the latest; of others the memory goes with its users
+        # The latest buffers only: the memory of an older one is freed with the last tensor that shows it.
+        self._buffers: deque[_Buffer] = deque(maxlen=_MAX_BUFFERS)
 
-    def holds(self, samples: int, shape: Sequence[int]) -> bool:
-        """Whether buffers have as many samples, of this shape."""
+    def can_hold(self, samples: int, shape: Sequence[int]) -> bool:
+        """Whether a buffer has room for so many samples, and they have this shape."""
         return samples <= self._shape[0] and self._shape[1:] == tuple(shape)
 
     def take(self, samples: int) -> torch.Tensor:
-        """uint8 [samples, height, width, bytes] of any content; at most as many as the pool has."""
+        """Return a free buffer, uint8 [samples, height, width, bytes], of any content.
+
+        Args:
+            samples: at most as many as the pool was made for.
+        """
         if self._pinned:
             return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
-        for lent in self._lent:
-            if lent.shown() is None:
-                memory = lent.memory
-                self._lent.remove(lent)
+        for buffer in self._buffers:
+            if buffer.array() is None:
+                memory = buffer.memory
+                self._buffers.remove(buffer)
                 break
         else:
             memory = np.empty(self._shape, np.uint8)
-        shown = memory[:samples]
-        self._lent.append(_Lent(memory, weakref.ref(shown)))
-        return torch.from_numpy(shown)
+        array = memory[:samples]
+        self._buffers.append(_Buffer(memory, weakref.ref(array)))
+        return torch.from_numpy(array)
 
 
 class SharedBuffers:
-    """Batch buffers that worker processes fill, forked after this is made.
+    """Buffers for batches that worker processes fill; make it before the workers are forked.
 
-    Otherwise each batch costs them fresh memory, and this process its pages. Anonymous, since /dev/shm is
-    small in containers. Memory is taken when a buffer is first used; there are no buffers where the machine
-    would not have it.
+    Without them each batch costs the workers fresh memory, and this process the mapping of its pages. The
+    memory is anonymous, because /dev/shm is small in containers, and taken when a buffer is first used. Where
+    the machine does not have as much, there are no buffers.
     """
 
     def __init__(self, buffers: int, samples: int, size: Size) -> None:
         shape = (buffers, samples, *sides(size), 3)
         try:
             memory = mmap.mmap(-1, max(1, math.prod(shape)))
-        except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
+        except (OSError, OverflowError):  # too large for this machine, though real batches may be smaller
             shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
         self._filling: set[int] = set()
-        self._shown: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}  # of each that was served
+        self._arrays: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}  # of each buffer that was served
 
     def take(self) -> int | None:
-        """The number of a free buffer, to be filled; None: all are in use."""
+        """Number of a free buffer, which is to be filled; None where all are in use."""
         for number in range(len(self.memory)):
-            is_served = number in self._shown and self._shown[number]() is not None
+            is_served = number in self._arrays and self._arrays[number]() is not None
             if number not in self._filling and not is_served:
                 self._filling.add(number)
                 return number
         return None
 
     def serve(self, number: int, samples: int) -> torch.Tensor:
-        """The first `samples` of a filled buffer, which is free when the last tensor of it is gone."""
+        """Return the first `samples` of a filled buffer, which is free when the last tensor of it is gone."""
         self._filling.discard(number)
-        shown = self.memory[number][:samples]
-        self._shown[number] = weakref.ref(shown)
-        return torch.from_numpy(shown)
+        array = self.memory[number][:samples]
+        self._arrays[number] = weakref.ref(array)
+        return torch.from_numpy(array)
 
     def reclaim(self) -> None:
-        """Take back what was to be filled; nobody may be filling it."""
+        """Take back the buffers that were to be filled; no worker may be filling one."""
         self._filling.clear()
-
-
-_COPIED = 32  # pictures that a thread takes at most where they are only copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +119,17 @@ class Pictures:
 
     Attributes:
         request: at most as many samples as a batch has.
-        picture_of: the stored picture of that number in the batch, uint8 [height, width, bytes], which nobody
-            writes to; called by several threads at a time. One for which it raises ImageError is left out,
-            and named in `refused`.
-        shapes: int64 [n, 2], height and width of each, where the data does not know them.
-        in_memory: whether `picture_of` shows memory that is there anyway: several are copied by one call.
-        compare: given some of them by their numbers: which are not what was written, and why.
+        picture_at: returns the stored picture of a number in the batch, uint8 [height, width, bytes], which
+            nobody writes to; several threads call it at a time. A picture for which it raises ImageError is
+            left out of the batch, and named in `DecodedBatch.refused`.
+        shapes: int64 [n, 2], height and width of each picture, where the data does not know them.
+        in_memory: whether `picture_at` returns memory that exists anyway: then one call copies several.
+        compare: returns an error for each of some pictures, by their numbers in the batch, that is not as it
+            was written; None where none has to be compared.
     """
 
     request: Request
-    picture_of: Callable[[int], Pixels]
+    picture_at: Callable[[int], Pixels]
     shapes: npt.NDArray[np.int64] | None = None
     in_memory: bool = False
     compare: Callable[[Mapping[int, Pixels]], Mapping[int, ImageError]] | None = None
@@ -135,11 +140,12 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes, mirrored: what is served of each, rows of `Boxes`; of several views, one behind the other.
-        places: of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
-        parts: what is left to do; shared, each thread takes what is next.
-        helpers: threads at work on it.
-        errors: why pictures are left out, by their number in the batch.
+        boxes, mirrored: the part of each picture that is served, rows of `Boxes`; several views lie one
+            behind the other.
+        places: the place of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
+        parts: numbers that are still to be filled; the threads share the iterator, each takes the next part.
+        helpers: the threads at work on it.
+        errors: the reason why a picture is left out, by its number in the batch.
     """
 
     pictures: Pictures
@@ -153,10 +159,10 @@ class _Filling:
 
 
 class BatchFiller:
-    """Fills batches with the served parts of pictures, by threads.
+    """Fills batches with the served parts of pictures, with threads.
 
     Args:
-        memory: uint8 [samples, height, width, bytes], where each batch is to be; else one of ours for each.
+        memory: where to put every batch, uint8 [samples, height, width, bytes]; None: a buffer for each.
     """
 
     def __init__(
@@ -172,28 +178,26 @@ class BatchFiller:
         self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
-        self._buffers = (
-            None
-            if crops.size is None
-            else BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
-        )
-        # the caller's thread is one of them
+        self._buffers: BufferPool | None = None
+        if crops.size is not None:
+            self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
+        # The thread that calls `fill` is one of them.
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
     def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
-        """The batches, in order; threads that are done with one go on with the next.
+        """Yield the filled batches in order; threads that have finished one go on with the next.
 
-        What a batch is read from must stay until the second one after it is asked for, and until this
-        iterator has ended if `batches` ends or fails.
+        What a batch is read from must stay until the second batch after it is asked for; if `batches` ends or
+        fails, until this iterator has ended.
         """
         running: deque[_Filling] = deque()
-        ahead = 0  # the first batch is waited for
+        ahead = 0  # the first batch is not held back for a second one
         error: Exception | None = None
         try:
             while error is None:
                 try:
                     running.append(self._start(next(batches)))
-                except Exception as caught:  # of a batch that is not there yet: those before it are
+                except Exception as caught:  # the end, or a fault: the batches before it are still served
                     error = caught
                     ahead = 0
                 while len(running) > ahead:
@@ -202,12 +206,12 @@ class BatchFiller:
             if not isinstance(error, StopIteration):
                 raise error
         finally:
-            error = None  # it would hold this frame, which holds the error: a cycle
+            error = None  # or a reference cycle: its traceback holds this frame, which holds the error
             for filling in running:
                 _stop_filling(filling)
 
     def fill(self, pictures: Pictures) -> DecodedBatch:
-        """One batch."""
+        """Fill one batch."""
         return self._finish(self._start(pictures))
 
     def close(self) -> None:
@@ -215,7 +219,7 @@ class BatchFiller:
         self._pool.close()
 
     def _start(self, pictures: Pictures) -> _Filling:
-        """Let the threads begin with a batch."""
+        """Queue a batch for the threads."""
         request, stored = pictures.request, self._crops.stored
         ids = self._data.ids[request.positions]
         if stored is None:
@@ -226,16 +230,17 @@ class BatchFiller:
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
         boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, varying, request.places)
-        images, places = self._space(shapes * self._crops.views)
-        slots, most = range(len(ids)), _COPIED if pictures.in_memory else 1
-        size = max(1, min(most, len(ids) // self._threads))
-        parts = [slots[start : start + size] for start in slots[::size]]
+        images, places = self._allocate(shapes * self._crops.views)
+        slots = range(len(ids))
+        max_part = _PICTURES_PER_CALL if pictures.in_memory else 1
+        part_size = max(1, min(max_part, len(ids) // self._threads))
+        parts = [slots[start : start + part_size] for start in slots[::part_size]]
         filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
-            filling.helpers.append(self._pool.submit(self._fill_some, filling))
+            filling.helpers.append(self._pool.submit(self._fill_parts, filling))
         return filling
 
-    def _space(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
+    def _allocate(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
         """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
         if self._memory is not None:
             places = self._memory[: len(shapes)]
@@ -251,47 +256,51 @@ class BatchFiller:
             part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
         ]
 
-    def _finish(self, filling: _Filling, behind: Iterable[_Filling] = ()) -> DecodedBatch:
-        """Help with a batch until it is filled; with those `behind` it while others are at its last parts."""
+    def _finish(self, filling: _Filling, later_fillings: Iterable[_Filling] = ()) -> DecodedBatch:
+        """Help to fill a batch until it is done, and later ones while other threads fill its last parts."""
         try:
-            self._fill_some(filling)
-            for later in behind:
-                while not all(helper.done() for helper in filling.helpers) and (
-                    part := next(later.parts, None)
-                ):
-                    done: Future[None] = Future()
-                    later.helpers.append(done)
+            self._fill_parts(filling)
+            for later in later_fillings:
+                while not all(helper.done() for helper in filling.helpers):
+                    part = next(later.parts, None)
+                    if part is None:
+                        break
+                    result: Future[None] = Future()
+                    later.helpers.append(result)
                     try:
                         self._fill(later, part)
-                        done.set_result(None)
-                    except BaseException as error:  # raised with its batch
-                        done.set_exception(error)
+                        result.set_result(None)
+                    except BaseException as error:  # raised when its own batch is served
+                        result.set_exception(error)
         finally:
             _stop_filling(filling)
         for helper in filling.helpers:
             helper.result()
         images = filling.images
         if errors := filling.errors:
-            kept = np.array([slot not in errors for slot in range(len(filling.boxes) // self._crops.views)])
+            samples = len(filling.boxes) // self._crops.views
+            decoded = np.array([slot not in errors for slot in range(samples)])
             if isinstance(filling.places, np.ndarray):
-                images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
+                images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
             else:
-                left = [place.ravel() for place, whole in zip(filling.places, kept, strict=True) if whole]
-                images = torch.from_numpy(np.concatenate([images.numpy()[:0], *left]))
+                pictures = [place.ravel() for place, ok in zip(filling.places, decoded, strict=True) if ok]
+                images = torch.from_numpy(np.concatenate([images.numpy()[:0], *pictures]))
         return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
-    def _fill_some(self, filling: _Filling) -> None:
+    def _fill_parts(self, filling: _Filling) -> None:
         for part in filling.parts:
             self._fill(filling, part)
 
     def _fill(self, filling: _Filling, part: range) -> None:
+        """Decode, compare and place the pictures of these numbers in the batch."""
         check_exit()
         pictures: dict[int, Pixels] = {}
         for slot in part:
             try:
-                pictures[slot] = filling.pictures.picture_of(slot)
-            except ImageError as error:  # without what its traceback holds
-                filling.errors[slot] = type(error)(error.path, error.reason, remedy=error.remedy)
+                pictures[slot] = filling.pictures.picture_at(slot)
+            except ImageError as error:
+                # Copied without its traceback, which would keep alive what its frames hold.
+                filling.errors[slot] = copy(error)
         if pictures and filling.pictures.compare is not None:
             for slot, wrong in filling.pictures.compare(pictures).items():
                 del pictures[slot]
@@ -302,11 +311,11 @@ class BatchFiller:
             if len(rows) < len(part):
                 places = [filling.places[row] for row in rows]
             boxes, mirrored = [filling.boxes[row] for row in rows], [filling.mirrored[row] for row in rows]
-            crop_into([*pictures.values()], boxes, mirrored, places, self._data.dtype)
+            crop_into(list(pictures.values()), boxes, mirrored, places, self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:
-    """Wait until no thread reads or writes for the batch; what is not begun is not done."""
+    """Skip the parts that have not been begun, and wait until no thread reads or writes for the batch."""
     for _ in filling.parts:
         pass
     wait(filling.helpers)

@@ -1,7 +1,7 @@
-"""Whether what was read is what the conversion wrote, found out by whoever has just read it.
+"""Compare samples and shards, as they are read, with the checksums and sizes that the conversion recorded.
 
-Each sample has its checksum in the dataset's index. It is compared in the thread that has the sample in its
-CPU's cache, before anybody else sees it.
+The dataset's index has the checksum of each sample. A sample is compared by the thread that has just read it,
+while it is in that CPU's cache, and before anything else uses it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ from precache.pictures.jpeg import Pixels
 
 
 class SampleCheck:
-    """Compares the samples of a split with their checksums; used by several threads at a time.
+    """Compares the samples of a split with their checksums; several threads may use it at a time.
 
     Args:
-        when: `always`, `first-read` (until a sample was right once) or `never`.
+        when: `always`, `first-read` (until the sample was right once) or `never`.
     """
 
     def __init__(self, data: SplitData, when: str) -> None:
@@ -31,30 +31,31 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         self._compares = when != "never" and data.kind != RAW
-        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each
+        self._passed = bytearray(len(data) // 8 + 1)  # a bit per sample: whether it was right once
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
         """Compare all that is stored of the sample at `position`, if that is still to be done.
 
         Args:
-            damage: what the format's own checksum says is wrong with it.
+            damage: the fault that the format's own checksum found, if any.
 
         Raises:
-            SampleError: it is not what was written; so is it the next time.
+            SampleError: it is not as it was written; raised again whenever it is compared again.
         """
         byte, bit = position >> 3, 1 << (position & 7)
         if not damage and not (self._compares and (self._always or not self._passed[byte] & bit)):
             return
         if damage or checksum_of(stored) != self._data.index["checksums"][position]:
             raise self._error(position, damage)
-        self._passed[byte] |= bit  # two threads at one byte may lose a bit: that sample is compared again
+        # Two threads that write to one byte may lose a bit; that sample is then compared once more.
+        self._passed[byte] |= bit
 
-    def of_batch(
+    def batch_comparison(
         self, positions: Positions
     ) -> Callable[[Mapping[int, Pixels]], dict[int, SampleError]] | None:
-        """Tells of pictures of the batch at `positions`, by their numbers in it, which are wrong, and why.
+        """Function that compares pictures of the batch at `positions`; None where none has to be compared.
 
-        None: nothing is to be compared any more.
+        It takes pictures by their numbers in the batch, and returns an error for each that is damaged.
         """
         passed = np.frombuffer(self._passed, np.uint8)
         bytes_of, bits = positions >> 3, (1 << (positions & 7)).astype(np.uint8)
@@ -63,8 +64,9 @@ class SampleCheck:
         checksums = self._data.index["checksums"][positions]
 
         def compare(pictures: Mapping[int, Pixels]) -> dict[int, SampleError]:
-            slots = np.array([*pictures])
-            # by `map`: who asks for the interpreter's lock again behind each picture waits for other threads
+            slots = np.array(list(pictures))
+            # With `map`, not a loop: between pictures a loop takes the interpreter's lock back, and waits for
+            # other threads each time.
             right = np.fromiter(map(checksum_of, pictures.values()), np.uint64) == checksums[slots]
             np.bitwise_or.at(passed, bytes_of[slots[right]], bits[slots[right]])
             return {slot: self._error(int(positions[slot])) for slot in slots[~right].tolist()}
@@ -76,19 +78,23 @@ class SampleCheck:
             damage = self._data.remote.remove_damaged(int(self._data.locate(np.array([position]))[0][0]))
         return self._data.index.error(position, self._data.file_at(position), damage)
 
-    def open_file(self, number: int) -> None:
-        """To be called before shard `number` of the split is read: compares its size.
+    def compare_size(self, number: int) -> None:
+        """Compare the size of shard `number` with its manifest; call it before the shard is read.
 
         Raises:
-            DatasetError: it cannot be read, or has another size than the conversion wrote.
+            DatasetError: the shard cannot be read, or has another size than the conversion wrote.
         """
         if self._when == "never":
             return
         assert self._data.shards is not None
-        path = Path(self._data.files[number])  # a part of a shard has a name of its own
+        path = Path(self._data.files[number])  # where only a part of a shard was fetched, the part's own name
         entry = replace(self._data.shards[number].files[0], name=path.name)
         if problem := file_problem(path.parent, entry, content=False):
-            raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
+            raise DatasetError(
+                problem.removeprefix(f"{path}: "),
+                path=path,
+                remedy=f"run: {shell_command('precache verify', self._data.path)}",
+            )
 
 
 def check_index(
@@ -97,7 +103,7 @@ def check_index(
     ids: Sequence[int] | npt.NDArray[np.int64],
     labels: Sequence[int] | npt.NDArray[np.int64],
 ) -> None:
-    """Compare what shard `number` says of itself with the dataset's index.
+    """Compare the ids and labels that shard `number` holds with those in the dataset's index.
 
     Raises:
         DatasetError: they differ.
@@ -106,6 +112,7 @@ def check_index(
     stored = whole.shard_positions(number)
     if not (np.array_equal(ids, whole.ids[stored]) and np.array_equal(labels, whole.labels[stored])):
         raise DatasetError(
-            f"{data.files[number]}: holds other samples than the dataset's index says; "
-            f"run: {shell_command('precache verify', data.path)}"
+            "holds other samples than the dataset's index says",
+            path=data.files[number],
+            remedy=f"run: {shell_command('precache verify', data.path)}",
         )

@@ -1,8 +1,8 @@
-"""Backend `pytorch`: the raw tree through a DataLoader's worker processes, or through threads.
+"""Backend `pytorch`: decode a raw tree in the worker processes of a DataLoader, or in threads.
 
-Pictures are decoded as the converter decodes them, and what is served is cut out of the whole upright picture
+Pictures are decoded as the converter decodes them. The served part is cut out of the whole upright picture
 and resized once, antialiased, as by torchvision's transforms. Batches cross the process boundary as uint8, in
-memory that is shared.
+shared memory.
 """
 
 import atexit
@@ -29,34 +29,35 @@ from loaders.threads import dead_worker_error
 from precache.errors import OpenFilesError, SourceError, check_open_files
 
 _AHEAD_PER_WORKER = 2
-_END_S = 2.0  # for what ends at once, or never
-_KEPT_BUFFERS = 8  # batches that the caller and the loader hold; of more the memory is fresh
+_END_S = 2.0  # wait for a thread or process that ends at once, or never
+_SERVED_BUFFERS = 8  # for batches that the caller and the loader hold; further ones are in fresh memory
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
-    """A reader over `data`, a raw tree."""
+    """Open a reader over `data`, a raw tree: with worker processes, or with threads where `workers` is 0."""
     if spec.workers == 0:
         return decoding.ThreadsReader(spec, data, crops)
     return ProcessesReader(spec, data, crops)
 
 
 class ProcessesReader:
-    """Keeps its worker processes from the first batch to `close`."""
+    """Decodes in worker processes, which live from the first batch until `close`."""
 
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        forks = multiprocessing.get_start_method() == "fork"
-        buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS if forks and crops.size is not None else 0
+        buffers = 0
+        if multiprocessing.get_start_method() == "fork" and crops.size is not None:
+            buffers = spec.workers * _AHEAD_PER_WORKER + _SERVED_BUFFERS
         self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size or 1)
         self._sampler = _Sampler(self._buffers)
         self._loader: DataLoader[Any] = DataLoader(
             _RawTree(data, crops, spec.batch_size, self._buffers.memory),
-            batch_sampler=self._sampler,  # type: ignore[arg-type]  # the dataset takes what it yields
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # _RawTree takes the requests
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
-            collate_fn=_as_is,
-            worker_init_fn=_put_aside,
+            collate_fn=_identity,
+            worker_init_fn=_freeze_garbage,
             persistent_workers=True,
         )
 
@@ -67,42 +68,46 @@ class ProcessesReader:
             for buffer, batch in self._start():
                 if isinstance(batch, SourceError | OpenFilesError):
                     raise batch
-                yield self._received(buffer, batch)
+                yield self._with_images(buffer, batch)
         except (RuntimeError, EOFError, OSError) as error:
             if isinstance(error, OSError):
                 check_open_files(error, error.filename)
-            # the latter two: it died between announcing a batch and handing over its memory
+            # EOFError, OSError: a worker died between announcing a batch and handing over its memory.
             if (death := dead_worker_error(error)) is not None:
                 raise death from error
             raise
 
-    def _received(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
+    def _with_images(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
+        """Complete a worker's batch with its images, which lie in a buffer unless pictures were refused."""
         if buffer is None:
             return batch
         images = self._buffers.serve(buffer, len(batch.images))
         return batch if batch.refused else replace(batch, images=images)
 
     def _start(self) -> Iterator[Any]:
-        collecting = gc.isenabled()
-        gc.disable()  # a worker inherits that, until it has put aside what else it inherits
+        """Start an epoch of the DataLoader, and its workers before the first one."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # inherited by the workers, each of which enables it in `_freeze_garbage`
         try:
             iterator = iter(self._loader)
             _iterators.add(iterator)
             return iterator
         finally:
-            if collecting:
+            if was_enabled:
                 gc.enable()
+            # Registered again after torch's own handler, so that it runs before that: atexit calls handlers
+            # in reverse order.
             atexit.unregister(_kill_workers)
-            atexit.register(_kill_workers)  # torch has just asked for its turn: ours comes before that
+            atexit.register(_kill_workers)
 
     def close(self) -> None:
-        """End the worker processes, and wait until they and what fed them have ended."""
+        """End the worker processes and the threads that send them requests, and wait for them."""
         iterator: Any = self._loader._iterator
         if iterator is None:
             return
         iterator._shutdown_workers()
         for worker in iterator._workers:
-            if worker.is_alive():  # torch has given it 5 s, and SIGTERM
+            if worker.is_alive():  # torch has waited 5 s, and sent SIGTERM
                 worker.kill()
             worker.join(_END_S)
         _end_queues(iterator)
@@ -110,28 +115,34 @@ class ProcessesReader:
         self._loader._iterator = None
 
 
-# Torch's, of this process: a forked one that collects its copy must not tell its parent's workers to end.
+# torch's iterators of this process. A forked process has copies of them; when it collects a copy, the copy
+# must not tell the parent's workers to end.
 _iterators: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _disown() -> None:
+def _abandon_workers() -> None:
+    """Leave the workers of the parent alone, in a forked process."""
     for iterator in _iterators:
-        iterator._shutdown = True  # torch's own mark that there is nothing left to do
-        # or multiprocessing would end them with this process, which did not start them
+        iterator._shutdown = True  # torch's own mark of an iterator that has been shut down
+        # Otherwise multiprocessing would end the workers together with this process, which did not start
+        # them.
         multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
     _iterators.clear()
 
 
-os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_abandon_workers)
 
 
 def _kill_workers() -> None:
-    """At the program's end, whatever they are at: they only read, and who waits for them is woken."""
+    """Kill all workers at the program's end, and wake the threads that wait for their batches.
+
+    They may be killed at any moment, since they only read.
+    """
     iterators = [*_iterators]
     watch: Any = torch.utils.data._utils.signal_handling
     for iterator in iterators:
         iterator._shutdown = True
-        if iterator._worker_pids_set:  # or torch would report their death
+        if iterator._worker_pids_set:  # otherwise torch would report the workers' death
             watch._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
         for worker in iterator._workers:
@@ -139,12 +150,13 @@ def _kill_workers() -> None:
     for iterator in iterators:
         for worker in iterator._workers:
             worker.join(_END_S)
-        iterator._worker_result_queue._writer.close()  # the last one: the reader finds the end there
+        # This was the last open end for writing: whoever reads the queue now finds its end.
+        iterator._worker_result_queue._writer.close()
         _end_queues(iterator)
 
 
 def _end_queues(iterator: Any) -> None:
-    """End the threads that write what workers are asked for; torch does not wait for them."""
+    """End the threads that write requests to the workers' queues; torch does not wait for them."""
     for requests in iterator._index_queues:
         requests.close()
         if (thread := getattr(requests, "_thread", None)) is not None:
@@ -152,51 +164,58 @@ def _end_queues(iterator: Any) -> None:
 
 
 class _Sampler:
-    """Hands the requests of one `read`, each with a buffer, to the DataLoader, which is built before them."""
+    """Yields the requests of one `read`, each with a buffer, to the DataLoader.
+
+    `requests` is set before each `read`, because the DataLoader is built once.
+    """
 
     def __init__(self, buffers: SharedBuffers) -> None:
         self.requests: Iterator[Request] = iter(())
         self._buffers = buffers
 
     def __iter__(self) -> Iterator[tuple[Request, int | None]]:
-        self._buffers.reclaim()  # torch comes here once the workers are done with what they had
+        self._buffers.reclaim()  # torch calls this when the workers have finished the previous requests
         for request in self.requests:
             yield request, self._buffers.take()
 
 
 class _RawTree(Dataset[Any]):
-    """Batches of a raw tree, decoded where this is called: in a worker."""
+    """Decodes batches of a raw tree, in the worker process that calls it."""
 
     def __init__(self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8]) -> None:
         self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
 
-    def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
-        """The number of the buffer that was given, and a DecodedBatch; its images lie there if it is whole.
+    def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> tuple[int | None, Any]:
+        """Decode the batch of a request, into a buffer if one is given.
 
-        A SourceError or OpenFilesError instead of a batch: raising it here would fold in a traceback.
+        Returns:
+            The number of the buffer, and a DecodedBatch. Where there is a buffer and no picture was refused,
+            the batch's images are empty, and lie in the buffer. Instead of a batch a SourceError or
+            OpenFilesError: torch would add a traceback to the message of one that is raised here.
         """
-        request, buffer = asked
+        request, buffer = request_and_buffer
         memory = None if buffer is None else self._memory[buffer]
         filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
             pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
-            batch = filler.fill(decoding.to_fill(request, pictures))
-        except (SourceError, OpenFilesError) as error:  # it says nothing about the picture: not left out
+            batch = filler.fill(decoding.make_pictures(request, pictures))
+        except (SourceError, OpenFilesError) as error:  # no fault of a picture, which could be left out
             return buffer, error
         if memory is None or batch.refused:
             return buffer, batch
         return buffer, replace(batch, images=torch.empty((len(batch.images), 0), dtype=torch.uint8))
 
 
-def _as_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _put_aside(_: int) -> None:
-    """Never collect what a forked worker has from its parent: a finaliser may wait for a thread of that.
+def _freeze_garbage(_: int) -> None:
+    """Exclude what a forked worker has inherited from garbage collection.
 
-    The parent does not put it aside: that takes up to a second, and to take it back would take back what the
-    training has put aside itself.
+    A finaliser of an inherited object might wait for a thread that only the parent has. The parent does not
+    freeze its objects before the fork: that takes up to a second, and to unfreeze them would also unfreeze
+    what the training has frozen itself.
     """
     gc.freeze()
     gc.enable()

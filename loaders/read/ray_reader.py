@@ -1,12 +1,12 @@
-"""`Reading(engine="ray")`: a backend's reader on the nodes of a Ray cluster, its batches in order here.
+"""`Reading(engine="ray")`: run a backend's reader on the nodes of a Ray cluster, with its batches in order.
 
-Each request is a task of one CPU, which answers with pixels alone. As many as there are workers are on their
-way, and as many more wait here for their turn; a batch is copied out of Ray's memory in its turn, and freed
-there. Ray gives the task of a process or node that dies to another one: decoding depends on nothing but the
-request, so a batch is neither lost nor served twice.
+Each request is a task of one CPU, whose result is pixels. As many tasks as there are `workers` run at a time,
+and as many results may wait here for their turn; a batch is copied out of Ray's memory in its turn, and freed
+there. When a process or a node dies, Ray gives its task to another one: a batch depends on its request alone,
+so that none is lost or served twice.
 
-On a node a task asks the backend's own reader for one batch. Ray gives tasks of one program to processes that
-have run such before: their readers stay open.
+On a node a task asks the backend's own reader for one batch. Ray runs the tasks of a program in processes
+that have run such tasks before: their readers stay open.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -36,192 +36,224 @@ from precache.pictures.jpeg import Pixels
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 """`images` and `refused` of a DecodedBatch."""
-_NOTHING = Request(0, np.empty(0, np.int64))
-_MOST_OPEN = 4  # readers of a process: those of loaders that are gone end when others come
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Description of a loader for a node; `folder` is the one that relative paths start from."""
+
+    folder: str
+    backend: str
+    spec: LoaderSpec
+    data: SplitData
+    crops: Crops
+    versions: dict[str, str]
+
+
+_EMPTY_REQUEST = Request(0, np.empty(0, np.int64))
+_MAX_READERS = 4  # open readers of a process: a new one closes the least recently used
 
 
 def versions() -> dict[str, str]:
-    """What the served pixels depend on, name -> version."""
+    """Versions of everything that the served pixels depend on, by name."""
     resizer = f"torch {torch.__version__}" if torch_is_fast() else "pillow"
     return {**connector.versions(), "opencv": cv2.__version__, "resizer": resizer}
 
 
 def decode(job: list[Any], request: Request) -> Decoded | Exception:
-    """One batch; an error is returned, since Ray would make another one of what is raised.
+    """Decode one batch on a node; return an error, because Ray would wrap a raised one.
 
     Args:
-        job: Ray's reference to it, in a list: it is fetched once, not for each batch.
+        job: Ray's reference to the job, in a list: Ray would resolve a plain reference for each batch.
+        request: an empty one only opens the reader.
     """
     try:
-        asked, batches = _open(job[0])
-        if not len(request.positions):  # to see whether it would be decoded
+        requests, batches = _open(job[0])
+        if not len(request.positions):
             return np.empty(0, np.uint8), {}
-        # readers look one batch ahead: behind each comes an empty one, that they have something to look at
-        asked.extend((request, _NOTHING))
-        batch = next(batch for batch in batches if len(batch.images) or batch.refused)
+        # Readers take one request more than they serve: an empty one follows, for them to take.
+        requests.extend((request, _EMPTY_REQUEST))
+        for batch in batches:
+            if len(batch.images) or batch.refused:  # not the batch of an empty request
+                return batch.images.numpy(), dict(batch.refused)
+        raise WorkerError("the backend's reader ended early")
     except Exception as error:
-        _open.cache_clear()  # a reader that has failed reads no more
+        _open.cache_clear()  # a reader that has failed serves nothing more
         return error
-    return batch.images.numpy(), dict(batch.refused)
 
 
-@lru_cache(_MOST_OPEN)
+@lru_cache(_MAX_READERS)
 def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
-    """What a job's reader is asked for, and its batches: its files stay open, its threads end with them.
+    """Open the reader of a job: the queue of its requests, and the iterator of its batches.
+
+    Its files stay open, and its threads run, until the iterator is gone.
 
     Raises:
-        SettingError: the one who asks has other versions.
-        DatasetError: what it is to read is not here.
+        SettingError: this node has other versions than the loader.
+        DatasetError: this node does not see the same data.
     """
     import ray
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    folder, backend, spec, data, crops, theirs = ray.get(reference)
-    with suppress(OSError):  # where there is no such folder, the path is not there either
-        os.chdir(folder)  # that relative paths are in
+    job: _Job = ray.get(reference)
+    with suppress(OSError):  # without this folder the data's relative path is missing, too: found below
+        os.chdir(job.folder)
     node = connector.this_node()
-    connector.check_versions(node, versions(), theirs)
-    connector.check_readable(node, partial(_look_at, data))
-    asked: deque[Request] = deque()
-    reader = BACKENDS[backend](spec, data, crops)
-    return asked, iter(reader.read(iter(asked.popleft, None)))
+    connector.check_versions(node, versions(), job.versions)
+    connector.check_readable(node, partial(_check_same_data, job.data))
+    requests: deque[Request] = deque()
+    reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
+    return requests, iter(reader.read(iter(requests.popleft, None)))
 
 
-def _look_at(data: SplitData) -> None:
-    """Raise DatasetError where the path holds something else than where the loader was built."""
+def _check_same_data(data: SplitData) -> None:
+    """Raise DatasetError where this node's path holds something else than where the loader was built."""
     if data.remote is not None:
-        return  # a URL is the same everywhere, and what is fetched of it has its manifest's checksum
+        return  # a URL is the same everywhere, and fetched files are compared with the manifest's checksums
     if data.kind == RAW:
         if not os.path.isdir(str(data.path)):
-            raise DatasetError(f"{data.path}: is not there")
+            raise DatasetError("is not there", path=data.path)
     elif open_dataset(data.path).digest != data.whole.digest:
-        raise DatasetError(f"{data.path}: is another dataset there")
+        raise DatasetError("is another dataset there", path=data.path)
 
 
-DECODING = ("pytorch", "shards", "webdataset")
-"""Backends that decode on a CPU, in any order that they are asked in."""
-_MOST_DEATHS = 3  # of processes at one batch
-_LOOK_S = 0.2  # between looks at whether somebody is there to answer
-_NO_NODE_S = 10.0  # without any node that could
-_PATIENCE_S = 300.0  # for an answer, on a cluster that others use
+CPU_BACKENDS = ("pytorch", "shards", "webdataset")
+"""Backends that decode on a CPU, in the order of the requests."""
+_MAX_DEATHS = 3  # of processes at one batch
+_LOOK_S = 0.2  # time between two looks at whether the cluster has nodes
+_NO_NODE_S = 10.0  # wait for a node to come back
+_PATIENCE_S = 300.0  # wait for a result, on a cluster that others use
 
 
 class RayReader:
-    """Reads with `backend`; has nothing on the cluster but tasks, forgotten there with this object.
+    """Reads with `backend` on a Ray cluster, by tasks; the cluster keeps nothing else of it.
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        SettingError: `backend` is for GPUs, or has none to decode; no cluster was found; a node has other
+        SettingError: `backend` decodes on a GPU or not at all; no cluster was found; a node has other
             versions.
         WorkerError: the cluster runs no tasks.
     """
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        if backend not in DECODING:
+        if backend not in CPU_BACKENDS:
             raise SettingError(
-                f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
-                f"choose one of them, or engine 'local'"
+                f"engine 'ray' decodes with backend {', '.join(CPU_BACKENDS)}, not with {backend!r}",
+                remedy="choose one of them, or engine 'local'",
             )
         assert isinstance(spec.reading.workers, int)
-        fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
+        fetches_few = data.remote is None or spec.shuffle == "full"  # as of `ShardsReader`
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
         self._ray = connector.import_ray()
         self._decode = self._ray.remote(
-            num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
+            num_cpus=1, max_retries=_MAX_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
-        job = (os.getcwd(), backend, _for_task(backend, spec), data, crops, versions())
+        job = _Job(os.getcwd(), backend, _task_spec(backend, spec), data, crops, versions())
         self._job = [self._ray.put(job)]
-        probe = self._decode.remote(self._job, _NOTHING)  # what no node can do is said now, not in an epoch
+        # A probe, so that faults of the nodes are raised now and not within an epoch.
+        probe = self._decode.remote(self._job, _EMPTY_REQUEST)
         self._wait([probe])
-        self._batch(self._get(_NOTHING, probe))
+        self._batch(self._result(_EMPTY_REQUEST, probe))
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        asked: deque[Request] = deque()
-        # Ray's references to the answers. Who leaves lets go of them, and cancels nothing: Ray 2.60 ends the
-        # whole program where a task that is cancelled answers at the same time.
-        sent: deque[Any] = deque()
+        pending: deque[Request] = deque()
+        # Ray's references to the results of the first of `pending`. Whoever stops reading lets go of them,
+        # and cancels no task: Ray 2.60 ends the whole program where a cancelled task returns at the same
+        # time.
+        submitted: deque[Any] = deque()
         running: list[Any] = []
-        held: dict[Any, Any] = {}  # what was answered, shown where it lies: its node may go before its turn
+        # Results whose turn has not come, mapped from Ray's memory: their node may be gone by then.
+        results: dict[Any, Any] = {}
         while True:
-            while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
-                asked.append(request)
-            if not asked:
+            while len(pending) < 2 * self._workers and (request := next(requests, None)) is not None:
+                pending.append(request)
+            if not pending:
                 return
-            for request in islice(asked, len(sent), len(sent) + self._workers - len(running)):
-                sent.append(self._decode.remote(self._job, request))
-                running.append(sent[-1])
-            if sent[0] in running:
+            first = len(submitted)
+            for request in islice(pending, first, first + self._workers - len(running)):
+                reference = self._decode.remote(self._job, request)
+                submitted.append(reference)
+                running.append(reference)
+            if submitted[0] in running:
                 running = self._wait(running)
-                for request, reference in zip(asked, sent, strict=False):
-                    if reference not in held and reference not in running:
-                        held[reference] = self._get(request, reference)
+                for request, reference in zip(pending, submitted, strict=False):
+                    if reference not in results and reference not in running:
+                        results[reference] = self._result(request, reference)
             else:
-                asked.popleft()
-                yield self._batch(held.pop(sent.popleft()))
+                pending.popleft()
+                yield self._batch(results.pop(submitted.popleft()))
 
     def close(self) -> None:
-        """Let go of what the cluster keeps of it."""
+        """Release the job, which the cluster then forgets."""
         self._job.clear()
 
     def _wait(self, running: list[Any]) -> list[Any]:
-        """Those that have no answer yet, as soon as one has.
+        """Wait until a task has ended; return those that still run.
 
         Raises:
-            WorkerError: nobody is there to answer.
+            WorkerError: the cluster has no node left, or no CPU free.
         """
         check = stop_check()
-        begun_s = seen_s = time.monotonic()
-        while len(left := self._ray.wait(running, timeout=_LOOK_S)[1]) == len(running):
+        started_s = last_node_s = time.monotonic()
+        while True:
+            still_running: list[Any] = self._ray.wait(running, timeout=_LOOK_S)[1]
+            if len(still_running) < len(running):
+                return still_running
             check()
             now_s = time.monotonic()
             if connector.live_nodes(cpus=1):
-                seen_s = now_s
-            if now_s - seen_s > _NO_NODE_S:
+                last_node_s = now_s
+            if now_s - last_node_s > _NO_NODE_S:
                 raise WorkerError(
-                    "no node of the Ray cluster is left with a CPU to decode on; start some ('ray start "
-                    "--address=HEAD:6379'), or go on with Reading(engine='local'), which takes the same state"
+                    "no node of the Ray cluster is left with a CPU to decode on",
+                    remedy="start some ('ray start --address=HEAD:6379'), or go on with "
+                    "Reading(engine='local'), which takes the same state",
                 )
-            if now_s - begun_s > _PATIENCE_S:
+            if now_s - started_s > _PATIENCE_S:
                 raise WorkerError(
-                    f"the Ray cluster has decoded nothing for {_PATIENCE_S:g} s: others use its CPUs; "
-                    f"free some, or wait for them ('ray status' says who has them)"
+                    f"the Ray cluster has decoded nothing for {_PATIENCE_S:g} s: others use its CPUs",
+                    remedy="free some, or wait for them ('ray status' says who has them)",
                 )
-        return left  # type: ignore[no-any-return]
 
-    def _get(self, request: Request, reference: Any) -> Any:
+    def _result(self, request: Request, reference: Any) -> Any:
+        """Result of the task of a request: `decode` returns its errors, others are raised as WorkerError."""
         try:
             return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
+        except self._ray.exceptions.RayTaskError as error:  # `decode` could not even be imported
             raise WorkerError(
-                f"workers on the Ray cluster fail to start ({connector.last_line(error)}); install "
-                f"precache[loaders,ray] {versions()['precache']} on every node"
+                f"workers on the Ray cluster fail to start ({connector.last_line(error)})",
+                remedy=f"install precache[loaders,ray] {versions()['precache']} on every node",
             ) from error
         except self._ray.exceptions.RayError as error:
             positions = request.positions
-            batch = f", which begins with {self._data.file_at(int(positions[0]))}" if len(positions) else ""
+            batch = ""
+            if len(positions):
+                batch = f", which begins with {self._data.file_at(int(positions[0]))}"
             raise WorkerError(
-                f"{_MOST_DEATHS} workers on the Ray cluster died at the same batch{batch} "
-                f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
-                f"('ray start --num-cpus'), or use a smaller batch_size"
+                f"{_MAX_DEATHS} workers on the Ray cluster died at the same batch{batch} "
+                f"({type(error).__name__})",
+                remedy="their nodes may be out of memory: start fewer CPUs on each ('ray start --num-cpus'), "
+                "or use a smaller batch_size",
             ) from error
 
-    def _batch(self, answer: Decoded | Exception) -> DecodedBatch:
-        if isinstance(answer, Exception):
-            raise answer
-        pixels, refused = answer
-        # copied: Ray's memory is read-only, not pinned, and needed for the next batches
+    def _batch(self, result: Decoded | Exception) -> DecodedBatch:
+        """Copy the result of a task into a batch; an error is raised."""
+        if isinstance(result, Exception):
+            raise result
+        pixels, refused = result
+        # Copied, because Ray's memory is read-only, not pinned, and needed for the next batches.
         images = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.copyto(images.numpy(), pixels)
         return DecodedBatch(images, refused)
 
 
-def _for_task(backend: str, spec: LoaderSpec) -> LoaderSpec:
-    """The settings of the reader on a node: one thread, and any order is as good as another."""
+def _task_spec(backend: str, spec: LoaderSpec) -> LoaderSpec:
+    """Settings of the reader on a node: one thread, random access."""
     workers = 0 if backend == "pytorch" else 1
     reading = Reading(workers=workers, threads=1, check=spec.reading.check, on_error=spec.reading.on_error)
     return replace(spec, device=torch.device("cpu"), shuffle="full", reading=reading)

@@ -1,4 +1,4 @@
-"""Reading whole shards one after the other, and fetching those at a URL, ahead of their first use."""
+"""Open whole shards in the order of need, and fetch those at a URL before they are opened."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -13,116 +13,122 @@ from loaders.dataset import RemoteShards, SplitData
 from loaders.threads import Pool, stop_check
 
 T = TypeVar("T")
-_AT_A_TIME = 4  # shards that are fetched, each in several parts
+_CONCURRENT_FETCHES = 4  # shards; each is fetched in several parts
 
 
-def look_ahead(
+def open_shards_ahead(
     data: SplitData,
     requests: Iterator[Request],
     window_shards: int,
     open_shard: Callable[[int], T],
     close_shard: Callable[[T], None],
-    at_end: ExitStack,
+    exit_stack: ExitStack,
     *,
-    kept: int = 0,
-    most_samples: int = 0,
+    max_open: int = 0,
+    max_samples: int = 0,
 ) -> Iterator[tuple[Request, dict[int, T]]]:
-    """Yield each request with the shards of the split, by number, that its samples lie in.
+    """Yield each request with the open shards, by number, that hold its samples.
 
-    Looks ahead by as many samples as `window_shards` shards hold, but not over more than two windows of
-    shards, of which a rank among others takes a part each: the shards of those samples are open, or being
-    opened by a thread; no others are. In the order of windows each shard is then opened once an epoch, and
-    at most two windows of them are open. The shards of a request stay open
-    until the second one after it is asked for: see `loaders.read.filler`. `at_end` closes those that
-    are left, not this iterator: when it ends or fails, the requests before may still be read.
+    A thread opens the shards of later requests meanwhile: as far ahead as `window_shards` shards hold
+    samples, and at most two windows of shards (a rank takes only some samples of each shard, so those samples
+    may lie in more shards). Read in the order of windows, each shard is opened once an epoch, and at most two
+    windows of shards are open.
+
+    A request's shards stay open until the second request after it is asked for: `filler.BatchFiller` still
+    reads from them. Shards that are open in the end are closed by `exit_stack` and not by this iterator,
+    because the requests before its end may still be read.
 
     Args:
-        kept: of a full shuffle: nothing is opened ahead, and shards stay open until there are so many.
-        most_samples: by which shards at a URL are fetched ahead then.
+        max_open: for a full shuffle: open nothing ahead, and keep up to so many shards open. 0: by windows.
+        max_samples: for a full shuffle: how many samples ahead shards at a URL are fetched.
     """
     remote = data.remote
-    horizon = 0 if kept else int(np.sort(data.shard_samples)[-window_shards:].sum())
-    most_shards = kept
-    if remote is not None and not kept:
-        most_shards = remote.max_shards_ahead(window_shards, int(data.shard_bytes.max()))
-    fetching = FetchAhead(data, most_shards, horizon or most_samples)
-    requests = fetching.requests(requests)
+    horizon = 0 if max_open else int(np.sort(data.shard_samples)[-window_shards:].sum())
+    max_fetched = max_open
+    if remote is not None and not max_open:
+        max_fetched = remote.max_shards_ahead(window_shards, int(data.shard_bytes.max()))
+    fetcher = ShardFetcher(data, max_fetched, horizon or max_samples)
+    requests = fetcher.fetch_ahead(requests)
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
-    coming: dict[int, Future[T]] = {}
-    opened: dict[int, T] = {}  # the one that was used last is last
-    previous: list[int] = []  # shards of the request before
+    opening: dict[int, Future[T]] = {}
+    opened: dict[int, T] = {}  # the least recently used first
+    previous: list[int] = []  # shards of the previous request
     pool = Pool(1, "read-shard")
 
-    def open_next(index: int) -> T:
-        with fetching.fetched(index):
-            return open_shard(index)
+    def fetch_and_open(number: int) -> T:
+        with fetcher.hold(number):
+            return open_shard(number)
 
     def close() -> None:
-        fetching.close()
+        fetcher.close()
         pool.close()
-        for future in coming.values():
+        for future in opening.values():
             if not future.cancelled() and future.exception() is None:
                 close_shard(future.result())
         for shard in opened.values():
             close_shard(shard)
 
-    at_end.callback(close)
+    exit_stack.callback(close)
     while True:
-        while (not pending or (wanted.total() < horizon and len(wanted) < 2 * window_shards)) and (
-            request := next(requests, None)
-        ) is not None:
-            indexes = data.locate(request.positions)[0].tolist()
-            pending.append((request, indexes))
-            wanted.update(indexes)
-            for index in dict.fromkeys(indexes):
-                if index not in opened and index not in coming:
-                    coming[index] = pool.submit(open_next, index)
+        while not pending or (wanted.total() < horizon and len(wanted) < 2 * window_shards):
+            if (request := next(requests, None)) is None:
+                break
+            numbers = data.locate(request.positions)[0].tolist()
+            pending.append((request, numbers))
+            wanted.update(numbers)
+            for number in dict.fromkeys(numbers):
+                if number not in opened and number not in opening:
+                    opening[number] = pool.submit(fetch_and_open, number)
         if not pending:
             return
-        request, indexes = pending.popleft()
-        for index in set(indexes):
-            opened[index] = opened.pop(index) if index in opened else coming.pop(index).result()
+        request, numbers = pending.popleft()
+        for number in set(numbers):
+            if number in opened:
+                opened[number] = opened.pop(number)  # now the most recently used
+            else:
+                opened[number] = opening.pop(number).result()
         yield request, opened
         wanted.subtract(previous)
-        previous = indexes
-        if len(opened) > kept:
-            for index in [index for index in opened if not wanted[index]][: len(opened) - kept]:
-                close_shard(opened.pop(index))
-                del wanted[index]
-                fetching.closed(index)
+        previous = numbers
+        if len(opened) > max_open:
+            unwanted = [number for number in opened if not wanted[number]]
+            for number in unwanted[: len(opened) - max_open]:
+                close_shard(opened.pop(number))
+                del wanted[number]
+                fetcher.forget(number)
 
 
-class FetchAhead:
-    """Fetches the shards of requests in the order in which they will be needed, where they are at a URL.
+class ShardFetcher:
+    """Fetches shards at a URL in the order in which requests will need them; does nothing for local shards.
 
-    Several at a time, and long before the shards are opened: what is fetched stays in the cache until then.
+    Several are fetched at a time, long before they are opened: a fetched shard stays in the cache until then.
 
     Args:
-        most_shards: that are fetched and not yet opened.
-        most_samples: to look ahead; requests may have no end.
+        max_shards: shards that are fetched and not opened yet.
+        max_samples: how far to look ahead; requests may have no end.
     """
 
-    def __init__(self, data: SplitData, most_shards: int, most_samples: int) -> None:
+    def __init__(self, data: SplitData, max_shards: int, max_samples: int) -> None:
         self._data = data
-        self._most_shards, self._most_samples = most_shards, most_samples
-        self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
+        self._max_shards, self._max_samples = max_shards, max_samples
+        self._pool = Pool(min(_CONCURRENT_FETCHES, max(1, max_shards)), "fetch-shard")
         self._check = stop_check()
-        self._coming: dict[int, Future[ExitStack]] = {}
-        self._asked: set[int] = set()  # until they are closed
+        self._fetching: dict[int, Future[ExitStack]] = {}
+        self._requested: set[int] = set()  # shards that have not been closed since
 
-    def requests(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests; the shards of later ones come meanwhile."""
+    def fetch_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """Yield the same requests while threads fetch the shards of later ones."""
         if self._data.remote is None:
             yield from requests
             return
         waiting: deque[Request] = deque()
-        samples = 0
+        samples = 0  # in `waiting`
         while True:
-            # of what comes behind an empty request nothing is known yet: see `ray_reader`
+            # Never past an empty request: what follows it is not known yet (see `ray_reader.decode`).
             while not waiting or (
-                len(self._coming) < self._most_shards
-                and samples < self._most_samples
+                len(self._fetching) < self._max_shards
+                and samples < self._max_samples
                 and len(waiting[-1].positions)
             ):
                 if (request := next(requests, None)) is None:
@@ -130,24 +136,24 @@ class FetchAhead:
                 waiting.append(request)
                 samples += len(request.positions)
                 for number in dict.fromkeys(self._data.locate(request.positions)[0].tolist()):
-                    if number not in self._asked:
-                        self._asked.add(number)
-                        self._coming[number] = self._pool.submit(self._fetch, self._data.remote, number)
+                    if number not in self._requested:
+                        self._requested.add(number)
+                        self._fetching[number] = self._pool.submit(self._fetch, self._data.remote, number)
             if not waiting:
                 return
             samples -= len(waiting[0].positions)
             yield waiting.popleft()
 
     @contextmanager
-    def fetched(self, number: int) -> Iterator[None]:
-        """Wait for shard `number`, which stays in the cache until the end of the block.
+    def hold(self, number: int) -> Iterator[None]:
+        """Wait for shard `number`, which then stays in the cache until the end of the block.
 
         Raises:
             StorageError: it cannot be fetched.
         """
-        coming = self._coming.pop(number, None)
-        if coming is not None:
-            with coming.result():
+        fetched = self._fetching.pop(number, None)
+        if fetched is not None:
+            with fetched.result():
                 yield
         elif self._data.remote is not None:
             with self._data.local_shard(number):
@@ -156,22 +162,23 @@ class FetchAhead:
             yield
 
     def _fetch(self, remote: RemoteShards, number: int) -> ExitStack:
-        own = stop_check()
+        check_this_thread = stop_check()
 
         def check() -> None:
-            own()
-            self._check()  # the one that waits for this has been asked to end: it cannot say so itself
+            check_this_thread()
+            # The thread that made this object waits for the shard: asked to stop, it cannot tell this one.
+            self._check()
 
         return remote.hold(number, check=check)
 
-    def closed(self, number: int) -> None:
-        """Note that shard `number` is not open any more; who asks for it again has it fetched again."""
-        self._asked.discard(number)
+    def forget(self, number: int) -> None:
+        """Fetch shard `number` again when it is requested again; called when it has been closed."""
+        self._requested.discard(number)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and release the shards that nobody has opened."""
         self._pool.close()
-        while self._coming:
-            coming = self._coming.popitem()[1]
-            if not coming.cancelled() and coming.exception() is None:
-                coming.result().close()
+        while self._fetching:
+            fetched = self._fetching.popitem()[1]
+            if not fetched.cancelled() and fetched.exception() is None:
+                fetched.result().close()

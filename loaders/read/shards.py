@@ -1,4 +1,4 @@
-"""Backend `shards`: decoded pixels, copied by threads out of mapped files straight into each batch."""
+"""Backend `shards`: threads copy decoded pixels from memory-mapped files straight into each batch."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ from loaders.read import host_memory
 from loaders.read.blocks import BlockReader, advise, is_cached, map_pages, prefer_blocks
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
-from loaders.read.sequential import look_ahead
+from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, OpenFilesError, shell_command
 from precache.formats.shards import DATA_START, ShardFile
@@ -25,23 +25,24 @@ from precache.pictures.jpeg import Pixels
 from precache.storage import check_can_open, open_regular
 from precache.storage.locks import lock
 
-_PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
-_BATCHES_AHEAD = 2  # whose shards at a URL are fetched
-_OPEN_SHARDS = 256  # maps, where not all are kept
-_MOST_MAPS = 32_768  # of 65,530 that Linux gives a process
-_OPEN_OF_URL = 32  # each keeps its file open: a process may have 1,024 by default, on macOS 256
+# Pictures of a batch that are probed to see whether the disk has to be read; each costs a system call.
+_PROBES = 4
+_BATCHES_AHEAD = 2  # the shards at a URL of so many batches are fetched ahead, in a full shuffle
+_MAX_OPEN = 256  # mapped shards, where not all of them stay mapped
+_MAX_MAPS = 32_768  # half of the 65,530 that Linux allows a process
+_MAX_OPEN_OF_URL = 32  # each keeps a file open: a process may have 1,024 by default, on macOS 256
 
 
 class MappedShard:
-    """Shows pixels of a shard where the system caches them, without copying them, to any number of threads.
+    """Shows pixels of a shard in the system's cache, without copying them, to any number of threads.
 
-    The file need not stay open. Where it was truncated in place meanwhile, or its disk fails, touching pixels
-    ends the process (SIGBUS): our writers replace files and never truncate one.
+    The file need not stay open. If it is truncated in place meanwhile, or its disk fails, touching pixels
+    ends the process (SIGBUS): our writers replace files and never truncate them.
 
     Args:
-        shard: of which no more than its map is needed.
-        in_blocks: all of it will be read, and stays in the system's cache.
-        locked: what is closed with the map, and keeps the file in the cache of a URL until then.
+        shard: the open shard; it may be closed afterwards.
+        in_blocks: whether all of it will be read and stays in the system's cache.
+        locked: a shard to close together with the map; until then it keeps the file in the cache of a URL.
     """
 
     def __init__(self, shard: ShardFile, *, in_blocks: bool, locked: ShardFile | None) -> None:
@@ -51,63 +52,64 @@ class MappedShard:
         self._mapped = _map(shard)
         if in_blocks:
             prefer_blocks(self._mapped)
-        self._of_one_size: Pixels | None = None  # all pictures
+        # All pictures, if they have one size: uint8 [n, height, width, bytes of a pixel].
+        self._same_size_pictures: Pixels | None = None
         if len(self._shapes) and (self._shapes == self._shapes[0]).all():
             shape = (len(self._shapes), *self._shapes[0].tolist(), self._pixel_bytes)
             pixels = self._mapped[DATA_START:]
-            self._of_one_size = pixels[: int(np.prod(shape))].reshape(shape)
+            self._same_size_pictures = pixels[: int(np.prod(shape))].reshape(shape)
 
     def picture(self, row: int) -> Pixels:
-        """Uint8 [height, width, bytes of a pixel] of the picture in `row`: valid as long as it is held.
+        """Picture in `row`, uint8 [height, width, bytes of a pixel]; the array keeps it valid.
 
-        Nobody may write to it; it could be, since torch warns of arrays that cannot.
+        Nobody may write to it, though NumPy would allow it: torch warns of arrays that are read-only.
         """
-        if self._of_one_size is not None:
-            picture: Pixels = self._of_one_size[row]
+        if self._same_size_pictures is not None:
+            picture: Pixels = self._same_size_pictures[row]
             return picture
-        start, picture_bytes = self._place(row)
+        start, picture_bytes = self._byte_range(row)
         height, width = self._shapes[row].tolist()
         return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
 
     def map_pages(self) -> None:
-        """Map all pages, which are in the system's cache, at once, and not each as it is touched."""
+        """Map all pages, which are in the system's cache, at once instead of each at its first use."""
         map_pages(self._mapped)
 
     def is_cached(self, row: int) -> bool:
         """Whether the middle of the picture in `row` is in the system's cache."""
-        start, picture_bytes = self._place(row)
+        start, picture_bytes = self._byte_range(row)
         with suppress(OSError, OpenFilesError), open_regular(self._path) as file:
             return is_cached(file.fileno(), start + picture_bytes // 2)
         return False
 
     def will_need(self, row: int) -> None:
-        """Ask the system to fetch the picture in `row` from the disk, without waiting for it."""
+        """Ask the system to read the picture in `row` from the disk, without waiting for it."""
         if hasattr(mmap, "MADV_WILLNEED"):
-            advise(self._mapped, *self._place(row), mmap.MADV_WILLNEED)
+            advise(self._mapped, *self._byte_range(row), mmap.MADV_WILLNEED)
 
     def close(self, *, drop_cached: bool = False) -> None:
-        """Unmap the file; idempotent. Pictures that are held stay.
+        """Unmap the file as soon as no picture of it is in use; idempotent.
 
         Args:
-            drop_cached: ask the system to drop it from its cache, too; it keeps what is held.
+            drop_cached: ask the system to drop the file from its cache, but for pages that are in use.
         """
-        self._mapped, self._of_one_size = self._mapped[:0].copy(), None
+        self._mapped, self._same_size_pictures = self._mapped[:0].copy(), None
         if drop_cached and hasattr(os, "posix_fadvise"):
             with suppress(OSError, OpenFilesError), open_regular(self._path) as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if self._locked is not None:
             self._locked.close()
 
-    def _place(self, row: int) -> tuple[int, int]:
-        """Where the picture in `row` begins, and how many bytes it has."""
+    def _byte_range(self, row: int) -> tuple[int, int]:
+        """Start of the picture in `row`, and its length, in bytes."""
         height, width = self._shapes[row].tolist()
         return int(self._starts[row]), height * width * self._pixel_bytes
 
 
 def _map(shard: ShardFile) -> Pixels:
-    """Uint8 of the whole file; writable, and what is written stays in this process.
+    """Map the whole file, uint8; private and writable: what is written to it stays in this process.
 
-    By torch, since a map of Python's keeps a descriptor (its `trackfd` came with 3.13).
+    With torch, because Python's own maps keep a descriptor open (before `trackfd` of Python 3.13).
     """
     try:
         file = f"/dev/fd/{shard.descriptor}"
@@ -115,8 +117,10 @@ def _map(shard: ShardFile) -> Pixels:
     except RuntimeError as error:
         check_can_open(shard.path)
         raise DatasetError(
-            f"{shard.path}: cannot be mapped ({error}); free memory, or raise the number of maps that a "
-            f"process may have ('sysctl vm.max_map_count')"
+            f"cannot be mapped ({error})",
+            path=shard.path,
+            remedy="free memory, or raise the number of maps that a process may have "
+            "('sysctl vm.max_map_count')",
         ) from error
 
 
@@ -128,91 +132,105 @@ class ShardsReader:
         self._data = data
         self._batch_size = spec.batch_size
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
-        self._sequential = spec.shuffle in (False, "window") or not self.random_access
-        self._window_shards = data.window_shards(spec.reading.memory_bytes)
-        most_bytes = spec.reading.memory_bytes
-        exceeds = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
-        self._bounded = self._sequential and exceeds
-        self._kept = _OPEN_SHARDS if data.remote is None else _OPEN_OF_URL
         self._check = SampleCheck(data, spec.reading.check)
-        fits = host_memory.has_room(int(data.shard_bytes.sum()))
-        self._in_blocks = (
-            not self._sequential and data.remote is None and fits and len(data.files) <= _MOST_MAPS
-        )
-        if self._in_blocks:
-            self._kept = len(data.files)
         self._blocks = BlockReader(data)
-        self._unasked = 0 if self._sequential or self._in_blocks else len(data)
+        self._sequential = spec.shuffle in (False, "window") or not self.random_access
+        memory_bytes = spec.reading.memory_bytes
+        self._window_shards = data.window_shards(memory_bytes)
+        split_bytes = int(data.shard_bytes.sum())
+        self._drops_cached = self._sequential and memory_bytes is not None and split_bytes > memory_bytes
+        self._reads_blocks = (
+            not self._sequential
+            and data.remote is None
+            and host_memory.has_room(split_bytes)
+            and len(data.files) <= _MAX_MAPS
+        )
+        self._max_open = _MAX_OPEN if data.remote is None else _MAX_OPEN_OF_URL
+        if self._reads_blocks:
+            self._max_open = len(data.files)
+        # Samples for which the disk is still asked ahead: see `_read_ahead`.
+        self._samples_to_request = 0 if self._sequential or self._reads_blocks else len(data)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
-        if self._in_blocks:
-            requests = self._blocks.ahead_of(requests)
-        with ExitStack() as at_end:  # of the filling, too: until then it reads from the files
-            shards = look_ahead(
-                *(self._data, requests, self._window_shards, self._open, self._close, at_end),
-                kept=0 if self._sequential else self._kept,
-                most_samples=_BATCHES_AHEAD * self._batch_size,
+        if self._reads_blocks:
+            requests = self._blocks.read_ahead(requests)
+        # Shards are closed when the filling has ended, too: until then it reads from them.
+        with ExitStack() as exit_stack:
+            opened = open_shards_ahead(
+                self._data,
+                requests,
+                self._window_shards,
+                self._open,
+                self._close,
+                exit_stack,
+                max_open=0 if self._sequential else self._max_open,
+                max_samples=_BATCHES_AHEAD * self._batch_size,
             )
-            yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
+            yield from self._filler.fill_each(self._pictures(request, shards) for request, shards in opened)
 
     def _pictures(self, request: Request, opened: Mapping[int, MappedShard]) -> Pictures:
-        indexes, samples = self._data.locate(request.positions)
-        files = [opened[index] for index in indexes.tolist()]
-        rows = samples.tolist()
-        self._ask_for(files, rows)
+        """Pictures of a request in its open shards."""
+        shard_numbers, row_numbers = self._data.locate(request.positions)
+        shards = [opened[number] for number in shard_numbers.tolist()]
+        rows = row_numbers.tolist()
+        self._read_ahead(shards, rows)
 
-        def picture_of(slot: int) -> Pixels:
-            return files[slot].picture(rows[slot])
+        def picture_at(slot: int) -> Pixels:
+            return shards[slot].picture(rows[slot])
 
-        compare = self._check.of_batch(request.positions)
-        return Pictures(request, picture_of, in_memory=True, compare=compare)
+        compare = self._check.batch_comparison(request.positions)
+        return Pictures(request, picture_at, in_memory=True, compare=compare)
 
     def close(self) -> None:
         """End the threads."""
         self._blocks.close()
         self._filler.close()
 
-    def _ask_for(self, files: list[MappedShard], samples: list[int]) -> None:
-        """Have the disk fetch all pictures of a batch at a time; each thread alone would wait for one.
+    def _read_ahead(self, shards: list[MappedShard], rows: list[int]) -> None:
+        """Ask the disk for all pictures of a batch together; otherwise each thread would wait for one.
 
-        Until as many were read as there are: then they are in the system's cache, where it is large enough.
+        Only until as many samples were read as the split has: then they are in the system's cache, if it is
+        large enough.
         """
-        if self._unasked <= 0:
+        if self._samples_to_request <= 0:
             return
-        self._unasked -= len(files)
-        asked = list(zip(files, samples, strict=True))
-        if not all(file.is_cached(sample) for file, sample in asked[:_PROBES]):
-            for file, sample in asked:
-                file.will_need(sample)
+        self._samples_to_request -= len(shards)
+        pictures = list(zip(shards, rows, strict=True))
+        if not all(shard.is_cached(row) for shard, row in pictures[:_PROBES]):
+            for shard, row in pictures:
+                shard.will_need(row)
 
-    def _open(self, index: int) -> MappedShard:
-        return self._data.read(index, partial(self._map_file, index))
+    def _open(self, number: int) -> MappedShard:
+        return self._data.read(number, partial(self._map_file, number))
 
     def _close(self, shard: MappedShard) -> None:
-        shard.close(drop_cached=self._bounded)
+        shard.close(drop_cached=self._drops_cached)
 
-    def _map_file(self, index: int, path: Path) -> MappedShard:
-        self._check.open_file(index)
+    def _map_file(self, number: int, path: Path) -> MappedShard:
+        """Map the file of shard `number`, once it agrees with manifest and index."""
+        self._check.compare_size(number)
         with ExitStack() as opened:
             file = opened.enter_context(ShardFile(path))
-            check_index(self._data, index, file.ids, file.labels)
+            check_index(self._data, number, file.ids, file.labels)
             whole = self._data.whole
-            shapes = whole.shapes_at(whole.shard_positions(index))
+            shapes = whole.shapes_at(whole.shard_positions(number))
             if (file.channels, file.dtype) != (whole.channels, whole.dtype) or not np.array_equal(
                 file.shapes, shapes
             ):
                 raise DatasetError(
-                    f"{path}: holds pictures of other sizes or channels than manifest and index say; "
-                    f"run: {shell_command('precache verify', self._data.path)}"
+                    "holds pictures of other sizes or channels than manifest and index say",
+                    path=path,
+                    remedy=f"run: {shell_command('precache verify', self._data.path)}",
                 )
             if self._sequential:
                 self._blocks.read_shard(file)
-            in_blocks = self._sequential or self._in_blocks
+            in_blocks = self._sequential or self._reads_blocks
             if self._data.remote is None:
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=None)
             else:
-                lock(file.descriptor, exclusive=False, wait=True)  # it stays in the cache until it is closed
+                # The shared lock keeps the file in the cache of the URL until the map is closed.
+                lock(file.descriptor, exclusive=False, wait=True)
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=file)
                 opened.pop_all()
         if self._sequential:

@@ -1,7 +1,7 @@
-"""Backend `synthetic`: the ids and labels of a dataset with noise for pictures.
+"""Backend `synthetic`: the ids and labels of a dataset, with noise for pictures.
 
-Costs next to nothing per batch: what a training loop reaches with it is the most that any backend
-can give it.
+A batch costs next to nothing, so that the speed of a training loop with it is the most that any backend can
+reach.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from precache.pictures.sizes import sides
 
 
 class SyntheticReader:
-    """Holds one batch of noise on the loader's device."""
+    """Serves the same batch of noise, on the loader's device, again and again."""
 
     random_access = True
 
@@ -35,10 +35,9 @@ class SyntheticReader:
         for request in requests:
             noise = self._noise[: len(request.positions) * self._views]
             if self._whole:
-                noise = noise.flatten()[
-                    : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.pixel_bytes
-                ]
+                pixels = int(self._data.shapes_at(request.positions).prod(axis=1).sum())
+                noise = noise.flatten()[: pixels * self._data.pixel_bytes]
             yield DecodedBatch(noise)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing: there are no threads or files."""

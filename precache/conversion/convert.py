@@ -39,7 +39,7 @@ from precache.conversion.destination import (
     remove_conversion_leftovers,
     resolve,
     swap_in,
-    warn_of_build,
+    warn_of_unfinished_overwrite,
 )
 from precache.conversion.journal import (
     JOURNAL_NAME,
@@ -53,8 +53,8 @@ from precache.conversion.journal import (
 from precache.conversion.shard_writer import (
     ShardTask,
     check_disk_space,
+    check_source,
     finish_shard,
-    read_first,
     write_shard,
 )
 from precache.conversion.update import UpdatePlan, prepare_update
@@ -62,7 +62,7 @@ from precache.conversion.url import (
     FilesAtUrl,
     locked_working_folder,
     refuse_change,
-    remove_if_same,
+    remove_finished_working_folder,
 )
 from precache.dataset import boxes
 from precache.dataset.columns import Column
@@ -223,8 +223,8 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
                 with hold_lock(destination):
                     conversion = _convert_into_folder(job, destination, overwrite, update)
     if conversion.published:
-        for gap in split_warnings(scan, conversion.manifest):
-            warn(f"{destination}: {gap}")
+        for warning in split_warnings(scan, conversion.manifest):
+            warn(f"{destination}: {warning}")
     if conversion.duplicates is not None and conversion.duplicates.in_splits:
         command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
         warn(
@@ -259,7 +259,7 @@ def _open_and_scan(
 
 @contextmanager
 def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """LargePictureLock an OSError into a DatasetError, and add what is kept to it, and to an interruption.
+    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
 
     Args:
         place: the destination, which the error names unless the OSError names a file.
@@ -307,7 +307,7 @@ def _convert_into_folder(job: _Job, destination: Path, overwrite: bool, update: 
     """Convert into the locked folder, unless the dataset is there."""
     finish_swap(destination)
     if not is_converted(destination):
-        warn_of_build(destination)
+        warn_of_unfinished_overwrite(destination)
         return _carry_out(job, FilesInFolder(destination), overwrite)
     remove_conversion_leftovers(destination)
     if overwrite:
@@ -316,7 +316,7 @@ def _convert_into_folder(job: _Job, destination: Path, overwrite: bool, update: 
         conversion = _carry_out(job, FilesInFolder(folder), overwrite)
         swap_in(destination, folder)
         return conversion
-    warn_of_build(destination)
+    warn_of_unfinished_overwrite(destination)
     if update:
         return _update(job, destination)
     manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
@@ -346,7 +346,7 @@ def _convert_into_url(job: _Job, url: Url, overwrite: bool, update: bool) -> Con
         if is_converted(url):
             refuse_change(url, overwrite=overwrite, update=update)
             manifest = check_finished(url, job.scan, job.target, job.options, job.max_rejected)
-            remove_if_same(folder, job.target)
+            remove_finished_working_folder(folder, job.target)
             return Conversion(manifest, 0, published=False)
         return _carry_out(job, FilesAtUrl(url, folder), overwrite)
 
@@ -411,7 +411,7 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     source, run = job.scan.source, engines.ENGINES[job.engine]
     write = partial(write_shard, source)
     first_samples = [samples[int(shard.rows[0])] for shard in waiting[:1]]
-    read = partial(read_first, source, first_samples)
+    read = partial(check_source, source, first_samples)
     with (
         engines.prepare_nodes(job.engine, journal.files.place, JOURNAL_NAME, read) as nodes,
         closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as written_shards,
@@ -508,7 +508,7 @@ def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetCont
         flags = np.concatenate((removed, np.zeros(len(added.index), np.bool_)))
         index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
     checksums = added.source_checksums.copy()
-    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+    checksums[difference.unchanged] = difference.state.checksums[difference.unchanged_known]
     this_update = Update(len(added.index), len(gone_rows), update.target.made_by)
     return _DatasetContents(
         index=index,

@@ -231,7 +231,7 @@ def finish_swap(destination: Path) -> None:
             swap_in(destination, new)
 
 
-def warn_of_build(destination: Path) -> None:
+def warn_of_unfinished_overwrite(destination: Path) -> None:
     """Warn that an unfinished `--overwrite`, which this command does not continue, takes space."""
     for new in folders_beside(destination, "new"):
         warn(

@@ -227,9 +227,9 @@ def _plan_files(manifest: Manifest, index: SampleIndex, splits: list[str]) -> _E
             folder += f"{class_folders[index.labels[row]]}/"
         number = f"{index.ids[row]:08d}"
         name = f"{folder}{_safe_name(PurePosixPath(index.path(row) or number).stem, number)}{suffix}"
-        while _folded(name) in used:
+        while _comparable_name(name) in used:
             name = f"{name.removesuffix(suffix)}-{number}{suffix}"
-        used.add(_folded(name))
+        used.add(_comparable_name(name))
         files[row] = name
     classes = list(manifest.classes)
     keeps_classes = manifest.target == "class" and class_folders == classes == sorted(classes)
@@ -247,9 +247,9 @@ def _class_folders(manifest: Manifest) -> list[str]:
     used: set[str] = set()
     for label, name in enumerate(manifest.classes):
         folder = _safe_name(name, f"class-{label}")
-        while _folded(folder) in used:
+        while _comparable_name(folder) in used:
             folder += f"-{label}"
-        used.add(_folded(folder))
+        used.add(_comparable_name(folder))
         folders.append(folder)
     return folders
 
@@ -268,7 +268,7 @@ def _safe_name(name: str, default: str) -> str:
     return f"_{text}" if text.casefold() in _RESERVED_NAMES else text or default
 
 
-def _folded(name: str) -> str:
+def _comparable_name(name: str) -> str:
     """Return `name` in a form that is equal for names that differ only in case or accent encoding."""
     return unicodedata.normalize("NFC", name).casefold()
 

@@ -119,8 +119,8 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
     return shard
 
 
-def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
-    """Raise SourceError if the source cannot be read; a damaged picture among `refs` is no error."""
+def check_source(source: Source, refs: Sequence[SampleRef]) -> None:
+    """Read the pictures `refs`; SourceError if the source cannot be read. Damaged pictures are no error."""
     for ref in refs:
         with suppress(ImageError):
             source.read(ref, MAX_PIXELS)

@@ -101,8 +101,8 @@ class Difference:
     Attributes:
         scan: scan of the source, with the labels and ids of the dataset, and new ids for new pictures.
         known: pictures of the dataset.
-        stays: int64 [m], rows of the scan's samples that have not changed.
-        stay_as: int64 [m], their positions in `known`.
+        unchanged: int64 [m], rows of the scan's samples that have not changed.
+        unchanged_known: int64 [m], their positions in `known`.
         new: int64 [a], rows of the scan's samples that are new or changed, in the order of their paths.
         removed: int64 [r], positions in `known` of pictures that are gone or changed.
         state: state of the source that the dataset recorded, for the pictures in `known`.
@@ -111,8 +111,8 @@ class Difference:
 
     scan: Scan
     known: KnownPictures
-    stays: Ints
-    stay_as: Ints
+    unchanged: Ints
+    unchanged_known: Ints
     new: Ints
     removed: Ints
     state: SourceState
@@ -149,22 +149,24 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
         raise DatasetError(
             "its record of the source does not match its index", path=dataset.path, remedy=_AGAIN
         )
-    stays = np.flatnonzero(numbers >= 0)
-    stays = stays[samples.file_bytes[stays] == state.bytes[numbers[stays]]]
+    unchanged = np.flatnonzero(numbers >= 0)
+    unchanged = unchanged[samples.file_bytes[unchanged] == state.bytes[numbers[unchanged]]]
     has_splits = keeps_splits(samples, dataset.manifest.recipe)
-    stays = stays[_have_same_labels(known, numbers[stays], samples, stays, has_splits)]
-    stays = stays[has_same_id[stays] | ~is_free[stays]]
+    unchanged = unchanged[_have_same_labels(known, numbers[unchanged], samples, unchanged, has_splits)]
+    unchanged = unchanged[has_same_id[unchanged] | ~is_free[unchanged]]
     if contents:
-        stays = np.setdiff1d(stays, list(_changed_rows(dataset, known, scan, stays, state, numbers[stays])))
-        stays = stays[_have_same_masks(dataset, known, numbers[stays], scan, stays)]
-    removed = np.setdiff1d(np.arange(len(known.ids)), numbers[stays])
-    new = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), stays))
+        changed = list(_changed_rows(dataset, known, scan, unchanged, state, numbers[unchanged]))
+        unchanged = np.setdiff1d(unchanged, changed)
+        unchanged = unchanged[_have_same_masks(dataset, known, numbers[unchanged], scan, unchanged)]
+    removed = np.setdiff1d(np.arange(len(known.ids)), numbers[unchanged])
+    new = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), unchanged))
     next_id = max(manifest.next_id or 1 + int(known.ids[-1]), 1 + int(ids[is_free].max(initial=-1)))
-    ids[stays] = known.ids[numbers[stays]]
+    ids[unchanged] = known.ids[numbers[unchanged]]
     renumbered = new[~is_free[new]]
     ids[renumbered] = next_id + np.arange(len(renumbered))
+    next_id += len(renumbered)
     samples.ids = ids
-    return Difference(scan, known, stays, numbers[stays], new, removed, state, next_id + len(renumbered))
+    return Difference(scan, known, unchanged, numbers[unchanged], new, removed, state, next_id)
 
 
 def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> None:
@@ -361,7 +363,7 @@ def prepare_update(
             f"decoded a little differently"
         )
     stay = np.zeros(len(known.index), np.bool_)
-    rows = known.rows[difference.stay_as]
+    rows = known.rows[difference.unchanged_known]
     stay[rows[rows >= 0]] = True
     shards = manifest.shards
     existing = ExistingSamples(
@@ -376,7 +378,7 @@ def prepare_update(
     )
     added = plan_update(scan.samples, difference.new, recipe, existing)
     target = Target(recipe, _digest(dataset, difference), software, existing.update)
-    stay_ids = set(known.ids[difference.stay_as].tolist())
+    stay_ids = set(known.ids[difference.unchanged_known].tolist())
     rejected = tuple(picture for picture in manifest.rejected if picture.id in stay_ids)
     return UpdatePlan(dataset, difference, added, target, rejected)
 

@@ -180,7 +180,7 @@ def remove_working_folder(folder: Path) -> None:
     _remove_if_empty(folder)
 
 
-def remove_if_same(folder: Path, target: Target) -> None:
+def remove_finished_working_folder(folder: Path, target: Target) -> None:
     """Remove the working folder of a conversion to `target` that was killed after it pushed its manifest."""
     header = read_header(folder / JOURNAL_NAME)
     if header is not None and own_names(header) and not target.differences(header):

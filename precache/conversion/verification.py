@@ -251,7 +251,7 @@ def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]
         )
     by_id = np.argsort(samples.ids)
     checksums = np.zeros(len(samples), np.uint64)
-    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+    checksums[difference.unchanged] = difference.state.checksums[difference.unchanged_known]
     return replace(difference.scan, samples=samples.select(by_id)), checksums[by_id]
 
 

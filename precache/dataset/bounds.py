@@ -169,7 +169,7 @@ def check_columns(
                 f"column {name!r:.99} is {dtype} {[*shape]}, expected {np.dtype(required_dtype)}"
             )
         for count, side in zip(shape, sides, strict=True):
-            # the first column with a name in its shape says for how many that name stands
+            # the first column whose shape has a name sets the number for which that name stands
             expected = counts.setdefault(side, count) if isinstance(side, str) else side
             if count != expected:
                 raise ValueError(f"column {name!r:.99} has {count:,} {side}, expected {expected:,}")
@@ -261,7 +261,7 @@ class Limits:
 
 
 def _are_distinct(ids: Ints) -> bool:
-    """Whether no id is there twice; `ids` are 0 or more."""
+    """Whether all ids are different; none is negative."""
     limit = int(ids.max(initial=-1)) + 1
     if limit > ids.nbytes:  # a few of very many ids, or a lie: a table of all ids would take too much memory
         ranked = np.sort(ids)

@@ -43,10 +43,10 @@ def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> No
 
 
 def scale_and_offset(width: int, height: int, rendering: Rendering) -> tuple[float, float, float, float]:
-    """Scales of x and y, then offsets of x and y, that map a picture's pixels to those that are stored of it.
+    """Scales of x and y, then offsets of x and y, that map points of a picture to the stored picture.
 
     The point x, y of a picture of `width` x `height` pixels lies at x * x_scale + x_offset, and so on, in
-    what `precache.pictures.images.fit` makes of the picture.
+    the picture that `precache.pictures.images.fit` makes of it.
     """
     stored_width, stored_height = fitted_size(width, height, rendering)
     if rendering.fit == "crop":
@@ -61,7 +61,7 @@ def scale_and_offset(width: int, height: int, rendering: Rendering) -> tuple[flo
 
 
 def fit_boxes(boxes: Column, sizes: Sizes, rendering: Rendering, *, clip: bool = False) -> Column:
-    """Transform boxes on source pictures into boxes on what is stored of these.
+    """Transform boxes from pixels of the source pictures to pixels of the stored pictures.
 
     Args:
         boxes: column of the boxes of n pictures.

@@ -90,7 +90,7 @@ class OpenedFolder:
 
 
 class _FileStatus(NamedTuple):
-    """Identity of a file that other machines see alike; a file that takes its place has another one."""
+    """Inode, size and time of a file, by which every machine tells it from a file that replaces it."""
 
     inode: int
     bytes: int

@@ -46,9 +46,9 @@ class FileEntry:
 
 
 LocalFile: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
-"""Context manager that yields a file's path on this machine, where the file stays until the block ends.
+"""Function that makes a file of a dataset local: its context manager yields the path of the file.
 
-It fetches the file first if that is needed, and can be pickled.
+The file is fetched first if that is needed, and stays at the path until the block ends. Can be pickled.
 """
 
 

@@ -26,7 +26,7 @@ Columns of the s shards, see `precache.dataset.shard_table`:
 Columns of all pictures of the source, rejected ones included, by id, to detect that the source has changed:
 
     source:bytes        int64  [m]   sizes of the files
-    source:modified_ns  int64  [m]   when they were last written, as the file system counts
+    source:modified_ns  int64  [m]   times of their last writes, as the file system counts, in ns
     source:checksums    uint64 [m]   XXH3-64 of the files
 
 The times belong to the source: where they differ, as in a copy of a tree, this file's bytes and its checksum
@@ -126,7 +126,7 @@ class ArrayPlace(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, which is all that the first number of the shape counts."""
+        """Bytes of one row of the array, an element of its first axis."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
@@ -136,11 +136,11 @@ def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     It detects damage by disks, memory and networks, nearly as fast as the CPU's cache is read; it does not
     detect forgery.
     """
-    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # NumPy 1's arrays do not say Buffer
+    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # not declared as a Buffer by NumPy 1
 
 
 def index_name(updates: int = 0) -> str:
-    """Name of the index of a dataset that was updated so many times."""
+    """File name of the index of a dataset after this number of updates."""
     return f"dataset-{updates:05d}.index" if updates else "dataset.index"
 
 

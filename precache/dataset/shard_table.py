@@ -37,7 +37,7 @@ Crcs: TypeAlias = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A finished shard, with the shard file first in `files`, then its index if the format has one."""
+    """Finished shard: its `files` are the shard file, then its index file if the format has one."""
 
     name: str
     split: str
@@ -177,7 +177,7 @@ class ShardTable(Sequence[ShardEntry]):
         return starts
 
     def rows_of_split(self, split: str) -> Rows:
-        """Rows of the index that the samples of `split` have: a range, unless updates have added shards."""
+        """Rows of the samples of `split` in the index: a range, unless updates have added shards."""
         numbers = np.flatnonzero(self.split_mask(split))
         if not len(numbers):
             return range(0)

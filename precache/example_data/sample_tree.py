@@ -132,7 +132,7 @@ def _write_class(task: _ClassTask, tick: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _DrawnPicture:
     """A picture to store in a file with `suffix`, by Pillow's `options`."""
 
     image: Image.Image
@@ -140,12 +140,12 @@ class _Drawn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
+def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> _DrawnPicture:
     """Draw a picture like Caltech-256's; its `index` in the tree decides the kind of its file."""
     picture, kind = _caltech_picture(rng, label, classes), index % _PERIOD
     quality = int(rng.integers(70, 96))
     if kind == _PNG:
-        return _Drawn(picture, ".png")
+        return _DrawnPicture(picture, ".png")
     exif = Image.Exif()
     if kind == _GREY:
         picture = picture.convert("L")
@@ -155,10 +155,10 @@ def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> 
         orientation = int(rng.choice(list(_UNDO_ORIENTATION)))
         exif[ExifTags.Base.Orientation] = orientation
         picture = picture.transpose(_UNDO_ORIENTATION[orientation])
-    return _Drawn(picture, options={"quality": quality, "exif": exif})
+    return _DrawnPicture(picture, options={"quality": quality, "exif": exif})
 
 
-def _imagenet(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
+def _imagenet(rng: np.random.Generator, label: int, classes: int, index: int) -> _DrawnPicture:
     """Draw a picture like ImageNet's: a JPEG of about 110 kB, one in 32 greyscale."""
     size = _photograph_size(rng)
     picture = _leaves(rng, *size).filter(ImageFilter.BoxBlur(rng.uniform(0.2, 0.6)))
@@ -170,10 +170,10 @@ def _imagenet(rng: np.random.Generator, label: int, classes: int, index: int) ->
     picture = ImageChops.add(picture, Image.merge("RGB", (light, light, light)), offset=-128)
     if index % _PERIOD == _GREY:
         picture = picture.convert("L")
-    return _Drawn(picture, options={"quality": int(rng.integers(88, 98))})
+    return _DrawnPicture(picture, options={"quality": int(rng.integers(88, 98))})
 
 
-PICTURES_LIKE: dict[str, Callable[[np.random.Generator, int, int, int], _Drawn]] = {
+PICTURES_LIKE: dict[str, Callable[[np.random.Generator, int, int, int], _DrawnPicture]] = {
     "imagenet": _imagenet,
     "caltech": _caltech,
 }

@@ -104,7 +104,7 @@ def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: s
     if image.mode == "F" or grey.min() < 0 or top >= 1 << _FULL_BITS:
         raise ValueError(f"mode {image.mode} has no defined range of 0 to 65,535")
     bits = _stated_bits(opened, data)
-    if bits is not None and bits < _FULL_BITS and top < 1 << bits and not _fills_upper_bits(grey, bits):
+    if bits is not None and bits < _FULL_BITS and top < 1 << bits and not _is_scaled_to_16_bits(grey, bits):
         brightest = (1 << bits) - 1
         values = np.arange(brightest + 1)
         scaled: Pixels = ((values * 255 * 2 + brightest) // (2 * brightest)).astype(np.uint8)[grey]
@@ -174,9 +174,10 @@ def _png_significant_bits(data: bytes) -> int | None:
     return None
 
 
-def _fills_upper_bits(grey: npt.NDArray[np.integer], bits: int) -> bool:
-    """Whether the values have been scaled to 16 bits, as PNG asks for, so that the picture is dark indeed.
+def _is_scaled_to_16_bits(grey: npt.NDArray[np.integer], bits: int) -> bool:
+    """Whether values below 2**bits have been scaled from `bits` to 16 bits, as PNG asks for.
 
+    Then the picture is dark, although its values look like those of a file of `bits` bits.
     Not all writers scale the values. Scaled values are multiples of 2**(16 - bits), give or take one.
     """
     shift = _FULL_BITS - bits

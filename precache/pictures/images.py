@@ -148,7 +148,8 @@ def render_or_copy(
             raise ImageError(
                 path,
                 f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, "
-                f"which is too large; leave it out, or choose another --fit or a smaller --size",
+                f"which is too large",
+                remedy="leave it out, or choose another --fit or a smaller --size",
             )
         lock.acquire_if_large(width * height)
         original_size = decoded.width, decoded.height
@@ -245,7 +246,7 @@ def decode_for(
 
 @contextmanager
 def _decoder_errors(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
-    """Raise ImageError that names `path` for errors of decoders, which raise nearly anything for damage."""
+    """Turn errors of decoders, which are of nearly any type, into an ImageError that names `path`."""
     try:
         yield
     except TooLargeError as error:
@@ -289,7 +290,7 @@ def fitted_size(width: int, height: int, rendering: Rendering) -> tuple[int, int
 
 
 def is_too_large(width: int, height: int, rendering: Rendering) -> bool:
-    """Whether a result of this size is refused: it is larger than a JPEG can be, or than is decoded."""
+    """Whether a result of this size is refused, as larger than a JPEG can be or than `rendering` allows."""
     return max(width, height) > MAX_KEPT_SIDE or width * height > max(rendering.max_pixels, MAX_SIZE**2)
 
 

@@ -123,12 +123,12 @@ def is_picture(name: str, prefix: bytes) -> bool:
 
 
 def may_be_picture(name: str) -> bool:
-    """Whether a file of this name may be a picture of a kind that is read; without an extension it may."""
+    """Whether a file of this name, or without an extension, may be a picture of a kind that is read."""
     return extension(name) in IMAGE_EXTENSIONS or extension(name) in ("", *_SHARED_EXTENSIONS)
 
 
 def looks_like_picture(name: str) -> bool:
-    """Whether a file has the extension of a picture, be it of a kind that is not read."""
+    """Whether a file has the extension of a picture, kinds that are not read included."""
     return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS
 
 

@@ -82,9 +82,7 @@ def _open(data: bytes, path: str) -> Image.Image:
     formats = kinds.decoder_kinds(data, path)
     try:
         return Image.open(io.BytesIO(data), formats=formats)
-    except (
-        Image.DecompressionBombError
-    ):  # it lacks the size, so open it again to let `check_pixels` name that
+    except Image.DecompressionBombError:  # without the size: open it again, so that `check_pixels` names it
         with quiet_pillow(_ANY_SIZE):
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
@@ -222,7 +220,7 @@ def _webp_sizes(data: bytes) -> Iterator[_Pixels]:
 
 
 def _icon_sizes(data: bytes) -> Iterator[_Pixels]:
-    """Yield the sizes of all pictures in an icon, of which its directory states no more than 256 a side."""
+    """Yield the sizes of all pictures in an icon by their own headers, which may exceed its directory's."""
     (count,) = struct.unpack_from("<H", data.ljust(6, b"\0"), 4)
     for entry in range(min(count, (len(data) - 6) // 16)):
         (start,) = struct.unpack_from("<I", data, 6 + 16 * entry + 12)

@@ -137,8 +137,9 @@ def _open_locked(path: Path, destination: Location) -> int:
         try:
             with os_errors_as(
                 DatasetError,
-                f"{path}: cannot be locked",
+                "cannot be locked",
                 "choose a DST on a file system with locks, or mount this one with them",
+                path=path,
             ):
                 locked = lock(descriptor)
                 if locked and has_name(descriptor, path):

@@ -76,7 +76,7 @@ class Patience:
 
 
 def no_check() -> None:
-    """Return at once: the `Check` that never raises."""
+    """`Check` that never raises."""
 
 
 class ObjectNotFoundError(StorageError):

@@ -115,7 +115,8 @@ class CachedFiles:
         self.cache = cache
         self._digest = digest
         self._patience = Patience.from_environment()
-        self._opened: tuple[int, ObjectStore] | None = None
+        self._object_store: ObjectStore | None = None
+        self._store_process: int | None = None  # the process that has opened the store
         self._mark_folder()
 
     @contextmanager
@@ -144,8 +145,9 @@ class CachedFiles:
         begin_s = time.monotonic()
         with os_errors_as(
             StorageError,
-            f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder}",
+            f"{file.bytes:,} bytes cannot be kept in {self.folder}",
             f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
+            path=self.url / file.name,
         ):
             while (opened := _open_complete(path, file.bytes)) is None:
                 descriptor = _open_exclusive(temporary)
@@ -170,7 +172,10 @@ class CachedFiles:
         """Make the folder and its mark; SettingError if that fails, or other files are in the folder."""
         mark = self.folder / _MARK
         with os_errors_as(
-            SettingError, f"{self.folder}: cannot be made", f"give another cache_dir, or another {CACHE_DIR}"
+            SettingError,
+            "cannot be made",
+            f"give another cache_dir, or another {CACHE_DIR}",
+            path=self.folder,
         ):
             self.folder.mkdir(parents=True, exist_ok=True)
             if mark.exists():
@@ -186,9 +191,10 @@ class CachedFiles:
                 file.write(json.dumps({"url": str(self.url)}).encode())
 
     def _store(self) -> ObjectStore:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
-        return self._opened[1]
+        """Objects at the URL; a fork opens its own store."""
+        if self._object_store is None or self._store_process != os.getpid():
+            self._object_store, self._store_process = ObjectStore(self.url, self._patience), os.getpid()
+        return self._object_store
 
     def _wait(self, path: Path, begin_s: float, check: Check) -> None:
         """Wait a moment for the process that has locked `path`; StorageError if that is stuck."""

@@ -86,7 +86,7 @@ def abandoned_folders(place: Path | None = None) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove such a folder, its mark last, so that it is found again if anything cannot be removed now."""
+    """Remove a folder of this module; its mark last, to find it again if a file cannot be removed now."""
     with suppress(OSError):
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):

@@ -123,7 +123,7 @@ def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
 
 
 def _path_text(place: "str | bytes | os.PathLike[str]") -> str:
-    """Text of a path or a URL; SettingError for a value that the system takes for none."""
+    """Convert a path or a URL to text; SettingError for a value that can be neither."""
     if not isinstance(place, str | bytes | os.PathLike):
         raise SettingError(f"{place!r:.99} is not a path", remedy="give text, or a pathlib.Path")
     text = os.fsdecode(place)

@@ -1,4 +1,4 @@
-"""Fixtures: a bucket of a test in a storage of its own, and that storage."""
+"""Fixtures: a storage of the test's own, and a bucket in it."""
 
 import itertools
 import os
@@ -7,27 +7,27 @@ from collections.abc import Iterator
 import pytest
 
 from precache.storage.urls import Url
-from tests.cloud.storages import Storage, storing
+from tests.cloud.storages import Storage, run_storage
 
 _numbers = itertools.count()
 
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    """An S3 endpoint which the environment leads to, and a cache folder of the test's own."""
+    """An S3 endpoint that the environment variables name; the cache folder is the test's own, too."""
     pytest.importorskip("obstore")
-    if "PRECACHE_CACHE_DIR" not in os.environ:  # a test may have one of its own
+    if "PRECACHE_CACHE_DIR" not in os.environ:  # unless another fixture has set one
         monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    with storing("s3") as storage:
-        local = filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))
-        for name, value in {**storage.environment(), "NO_PROXY": ",".join(local)}.items():
+    with run_storage("s3") as storage:
+        no_proxy = ",".join(host for host in (os.environ.get("NO_PROXY"), "127.0.0.1") if host)
+        for name, value in {**storage.environment(), "NO_PROXY": no_proxy}.items():
             monkeypatch.setenv(name, value)
         yield storage
 
 
 @pytest.fixture
 def bucket(storage: Storage) -> Url:
-    """A bucket of the test's own."""
+    """URL of an empty bucket."""
     url = Url(f"s3://bucket-{next(_numbers)}")
     storage.buckets.add(url.name)
     return url

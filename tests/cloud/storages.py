@@ -1,19 +1,19 @@
-"""Stand-ins for S3, Google Cloud Storage and Azure Blob Storage on loopback, which keep every request.
+"""Stand-ins for S3, Google Cloud Storage and Azure Blob Storage on loopback, which record every request.
 
-As far as obstore asks, and as strict as the services: a condition that does not hold is refused, names of
-metadata on Azure are identifiers, a list comes in pages. Each delays and breaks what it is told:
-`Storage.plan` is asked for each request. Names of faults:
+They answer the requests of obstore, and are as strict as the services: a condition that does not hold is
+refused, names of metadata on Azure are identifiers, a list comes in pages. `Storage.plan` chooses the fault
+of each request, if any. Names of faults:
 
     reset     the connection is reset before the answer
-    broken    it is reset after half of the body
-    500, 503  so it answers (503 as S3 does: SlowDown)
+    broken    the connection is reset after half of the body
+    500, 503  the answer has this status (503 is SlowDown, as of S3)
     stall     half of the body comes, then nothing more
-    flip      a bit of the body is another
+    flip      a bit of the body is flipped
     short     half of the body comes, and the answer says that this is all
     expired   403: the credentials have expired
     skew      403: the clocks differ
-    gone      404
-    silent    no answer, until the client hangs up
+    gone      404: no such object
+    silent    there is no answer until the client hangs up
 """
 
 import base64
@@ -34,7 +34,18 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape, unescape
 
-FAULTS = ("reset", "broken", "500", "503", "stall", "flip", "short", "expired", "skew", "gone")  # and silent
+FAULTS = (
+    "reset",
+    "broken",
+    "500",
+    "503",
+    "stall",
+    "flip",
+    "short",
+    "expired",
+    "skew",
+    "gone",
+)  # all but silent
 _CODES = {
     "500": (500, "InternalError"),
     "503": (503, "SlowDown"),
@@ -46,15 +57,15 @@ _METADATA = {"s3": "x-amz-meta-", "gs": "x-goog-meta-", "az": "x-ms-meta-"}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A request that came.
+class StorageRequest:
+    """A request that the storage has received.
 
     Attributes:
-        number: from 0.
-        path: as it came, without its query.
+        number: its number among all requests, from 0.
+        path: its path, quoted, without the query.
         container, key: the bucket and the object, unquoted.
-        headers: names are lower.
-        range: as the header says, or empty.
+        headers: the headers, by name in lower case.
+        range: the header `range`, or empty.
     """
 
     number: int
@@ -69,7 +80,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object; `number` is its generation, and its etag in quotes."""
+    """An object in the storage; `number` is its generation, and in quotes its etag."""
 
     content: bytes
     metadata: dict[str, str]
@@ -78,16 +89,16 @@ class Stored:
 
 
 class Storage:
-    """What lies in it, what it was asked, and what it breaks.
+    """State of a storage: its objects, the requests that it has received, and the faults to answer with.
 
     Attributes:
-        buckets: that there are.
-        objects: by (bucket, key).
-        page_objects: of a list, in one answer.
-        latency_s: before each answer.
-        plan: the name of a fault for a request, or None.
+        buckets: names of the buckets.
+        objects: the objects, by (bucket, key).
+        page_objects: entries of one answer to a request for a list.
+        latency_s: delay before each answer.
+        plan: returns the name of a fault for a request, or None.
         seen: all requests so far.
-        faults: how often each came.
+        faults: number of faults so far, by name.
     """
 
     def __init__(self, scheme: str) -> None:
@@ -96,18 +107,18 @@ class Storage:
         self.buckets: set[str] = set()
         self.objects: dict[tuple[str, str], Stored] = {}
         self.parts: dict[str, bytes] = {}
-        self.begun: dict[str, dict[str, str]] = {}
+        self.uploads: dict[str, dict[str, str]] = {}  # headers of unfinished multipart uploads, by id
         self.page_objects = 1000
         self.latency_s = 0.0
-        self.plan: Callable[[Seen], str | None] = lambda seen: None
-        self.seen: list[Seen] = []
+        self.plan: Callable[[StorageRequest], str | None] = lambda seen: None
+        self.seen: list[StorageRequest] = []
         self.faults: Counter[str] = Counter()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
 
     def environment(self) -> dict[str, str]:
-        """What leads to it, with credentials; and names of other buckets, which a URL comes before."""
-        return {
+        """Environment variables of its endpoint, of credentials, and of another bucket, to be ignored."""
+        variables = {
             "s3": {
                 "AWS_ENDPOINT_URL": self.endpoint,
                 "AWS_ACCESS_KEY_ID": "somebody",
@@ -128,21 +139,26 @@ class Storage:
                 "AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(b"secret").decode(),
                 "AZURE_CONTAINER_NAME": "elsewhere",
             },
-        }[self.scheme]
+        }
+        return variables[self.scheme]
 
 
 @contextmanager
-def storing(scheme: str) -> Iterator[Storage]:
-    """A storage of the kind of s3://, gs:// or az:// that runs until the end of the block."""
+def run_storage(scheme: str) -> Iterator[Storage]:
+    """Run a storage of the kind of s3://, gs:// or az:// until the end of the block."""
     storage = Storage(scheme)
-    with listening(_Handler, storage=storage) as storage.endpoint:
+    with serve_http(_StorageHandler, storage=storage) as storage.endpoint:
         yield storage
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
-    """A server on loopback, until the end of the block: `http://127.0.0.1:PORT`."""
-    server = _Server(("127.0.0.1", 0), type("Handler", (handler,), attributes))
+def serve_http(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+    """Run a server on loopback until the end of the block, and yield its URL, http://127.0.0.1:PORT.
+
+    Args:
+        handler: class whose subclass with these `attributes` answers the requests.
+    """
+    server = _QuietServer(("127.0.0.1", 0), type("Handler", (handler,), attributes))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -152,19 +168,19 @@ def listening(handler: type[BaseHTTPRequestHandler], **attributes: object) -> It
         server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that hung up
+        if not isinstance(sys.exc_info()[1], OSError):  # the client has hung up
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What reads and answers requests, and keeps no log."""
+    """Answers requests, and keeps no log."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
+    disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for an acknowledgement
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -173,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("content-length") or 0))
 
     def answer(self, status: int, sent: bytes, headers: dict[str, str], length: int | None = None) -> None:
-        """Send it; `length` is said instead of how long `sent` is."""
+        """Send an answer with the body `sent`; its header claims `length` bytes, where that is given."""
         self.send_response_only(status)
         for name, value in {**headers, "Content-Length": str(length or len(sent))}.items():
             self.send_header(name, value)
@@ -182,18 +198,28 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(sent)
 
 
-class _Handler(Handler):
+class _StorageHandler(Handler):
+    """Answers requests as the service of `storage` does, or with a fault of its plan."""
+
     storage: Storage
 
     def _do(self) -> None:
         storage, body = self.storage, self.body()
         path, _, query = self.path.partition("?")
         container, _, key = path.removeprefix("/").partition("/")
-        asked = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
+        parameters = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
-        how = unquote(container), unquote(key), asked, headers, headers.get("range", "")
         with storage.lock:
-            request = Seen(len(storage.seen), self.command, path, *how)
+            request = StorageRequest(
+                number=len(storage.seen),
+                method=self.command,
+                path=path,
+                container=unquote(container),
+                key=unquote(key),
+                query=parameters,
+                headers=headers,
+                range=headers.get("range", ""),
+            )
             storage.seen.append(request)
             fault = storage.plan(request)
             if fault:
@@ -204,9 +230,9 @@ class _Handler(Handler):
         elif fault == "silent":
             self._wait_until_the_client_hangs_up()
         elif fault in _CODES:
-            self._send(_refused(*_CODES[fault]), None)
+            self._send(_refusal(*_CODES[fault]), None)
         elif request.container not in storage.buckets:
-            self._send(_refused(404, "NoSuchBucket"), None)
+            self._send(_refusal(404, "NoSuchBucket"), None)
         else:
             with storage.lock:
                 answer: Answer = getattr(self, f"_{self.command.lower()}")(request, body)
@@ -214,28 +240,28 @@ class _Handler(Handler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do
 
-    def _get(self, request: Seen, body: bytes) -> "Answer":
+    def _get(self, request: StorageRequest, body: bytes) -> "Answer":
         if not request.key:
             return self._list(request)
         stored = self.storage.objects.get((request.container, request.key))
         if stored is None:
-            return _refused(404, "NoSuchKey")
+            return _refusal(404, "NoSuchKey")
         if request.headers.get("if-match", f'"{stored.number}"') != f'"{stored.number}"':
-            return _refused(412, "ConditionNotMet")
+            return _refusal(412, "ConditionNotMet")
         content, status, headers = stored.content, 200, self._headers_of(stored)
         if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.range):
             start, stop = int(match[1]), min(int(match[2]) + 1, len(content))
             if start >= len(content):
-                return _refused(416, "InvalidRange")
+                return _refusal(416, "InvalidRange")
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
             content, status = content[start:stop], 206
         return status, content, headers
 
     _head = _get
 
-    def _put(self, request: Seen, body: bytes) -> "Answer":
+    def _put(self, request: StorageRequest, body: bytes) -> "Answer":
         part = request.query.get("blockid") or request.query.get("partNumber")
-        if not request.key:  # something of the bucket's own
+        if not request.key:  # the bucket itself
             return 200, b"", {}
         if part is not None:
             self.storage.parts[f"{request.query.get('uploadId', '')} {part}"] = body
@@ -245,17 +271,17 @@ class _Handler(Handler):
             body = b"".join(self.storage.parts.pop(f" {name}") for name in names)
         return self._store(request, body, request.headers)
 
-    def _post(self, request: Seen, body: bytes) -> "Answer":
+    def _post(self, request: StorageRequest, body: bytes) -> "Answer":
         upload = request.query.get("uploadId", "")
         if "uploads" in request.query:
             upload = f"upload-{next(self.storage.numbers)}"
-            self.storage.begun[upload] = request.headers
-            said = f"<Bucket>b</Bucket><Key>k</Key><UploadId>{upload}</UploadId>"
-            return _xml(f"<InitiateMultipartUploadResult>{said}</InitiateMultipartUploadResult>")
+            self.storage.uploads[upload] = request.headers
+            result = f"<Bucket>b</Bucket><Key>k</Key><UploadId>{upload}</UploadId>"
+            return _xml(f"<InitiateMultipartUploadResult>{result}</InitiateMultipartUploadResult>")
         if upload:
             numbers = sorted(map(int, re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())))
             content = b"".join(self.storage.parts.pop(f"{upload} {number}") for number in numbers)
-            return self._store(request, content, self.storage.begun.pop(upload))
+            return self._store(request, content, self.storage.uploads.pop(upload))
         if "delete" in request.query:
             keys = [unescape(key) for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
             for key in keys:
@@ -264,65 +290,72 @@ class _Handler(Handler):
             return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
         return self._batch(body)
 
-    def _delete(self, request: Seen, body: bytes) -> "Answer":
-        found = self.storage.objects.pop((request.container, request.key), None)
-        return _refused(404, "NoSuchKey") if found is None else (204, b"", {})
+    def _delete(self, request: StorageRequest, body: bytes) -> "Answer":
+        if self.storage.objects.pop((request.container, request.key), None) is None:
+            return _refusal(404, "NoSuchKey")
+        return 204, b"", {}
 
     def _batch(self, body: bytes) -> "Answer":
-        """Azure's: several requests in one, each answered in the order in which it came."""
+        """Answer a batch of Azure: several requests to delete in one, in their order."""
         parts = []
         for number, path in enumerate(re.findall(r"^DELETE /(\S+) HTTP", body.decode(), re.MULTILINE)):
             container, _, key = path.partition("/")
-            found = self.storage.objects.pop((unquote(container), unquote(key)), None)
-            status = "404 Not Found\r\nx-ms-error-code: BlobNotFound" if found is None else "202 Accepted"
+            deleted = self.storage.objects.pop((unquote(container), unquote(key)), None)
+            status = "202 Accepted"
+            if deleted is None:
+                status = "404 Not Found\r\nx-ms-error-code: BlobNotFound"
             head = f"Content-Type: application/http\r\nContent-ID: {number}"
             parts.append(f"--batch\r\n{head}\r\n\r\nHTTP/1.1 {status}\r\n\r\n")
         content = "".join(parts) + "--batch--\r\n"
         return 202, content.encode(), {"Content-Type": "multipart/mixed; boundary=batch"}
 
-    def _store(self, request: Seen, content: bytes, headers: dict[str, str]) -> "Answer":
+    def _store(self, request: StorageRequest, content: bytes, headers: dict[str, str]) -> "Answer":
         place = request.container, request.key
-        there = self.storage.objects.get(place)
+        existing = self.storage.objects.get(place)
+        # Values of headers whose condition holds: an upload with another value is refused.
         conditions = (
-            ("if-none-match", "*" if there is None else ""),
-            ("if-match", f'"{there.number}"' if there else ""),
-            ("x-goog-if-generation-match", str(there.number if there else 0)),
+            ("if-none-match", "*" if existing is None else ""),
+            ("if-match", f'"{existing.number}"' if existing else ""),
+            ("x-goog-if-generation-match", str(existing.number if existing else 0)),
         )
-        if any(request.headers.get(name, holds) != holds for name, holds in conditions):
+        if any(request.headers.get(name, required) != required for name, required in conditions):
             exists = self.storage.scheme == "az" and "if-none-match" in request.headers
-            return _refused(409, "BlobAlreadyExists") if exists else _refused(412, "ConditionNotMet")
+            return _refusal(409, "BlobAlreadyExists") if exists else _refusal(412, "ConditionNotMet")
         prefix = _METADATA[self.storage.scheme]
         metadata = {name.removeprefix(prefix): v for name, v in headers.items() if name.startswith(prefix)}
         if self.storage.scheme == "az" and not all(map(str.isidentifier, metadata)):
-            return _refused(400, "InvalidMetadata")
+            return _refusal(400, "InvalidMetadata")
         stored = self.storage.objects[place] = Stored(content, metadata, next(self.storage.numbers))
         if request.method == "POST":
             etag = f"<ETag>&quot;{stored.number}&quot;</ETag>"
-            _, said, named = _xml(f"<CompleteMultipartUploadResult>{etag}</CompleteMultipartUploadResult>")
-            return 200, said, {**named, **self._headers_of(stored)}
+            _, text, text_headers = _xml(
+                f"<CompleteMultipartUploadResult>{etag}</CompleteMultipartUploadResult>"
+            )
+            return 200, text, {**text_headers, **self._headers_of(stored)}
         return 201 if self.storage.scheme == "az" else 200, b"", self._headers_of(stored)
 
-    def _list(self, request: Seen) -> "Answer":
+    def _list(self, request: StorageRequest) -> "Answer":
         prefix, query, page = request.query.get("prefix", ""), request.query, self.storage.page_objects
         keys = sorted(k for c, k in self.storage.objects if c == request.container and k.startswith(prefix))
         start = int(query.get("continuation-token") or query.get("marker") or 0)
         more = str(start + page) if start + page < len(keys) else ""
-        found = [(key, self.storage.objects[request.container, key]) for key in keys[start : start + page]]
+        entries = [(key, self.storage.objects[request.container, key]) for key in keys[start : start + page]]
         if self.storage.scheme == "az":
             blobs = "".join(
                 f"<Blob><Name>{escape(key)}</Name><Properties>"
-                f"<Last-Modified>{email.utils.formatdate(one.modified_s, usegmt=True)}</Last-Modified>"
-                f'<Etag>"{one.number}"</Etag><Content-Length>{len(one.content)}</Content-Length>'
+                f"<Last-Modified>{email.utils.formatdate(stored.modified_s, usegmt=True)}</Last-Modified>"
+                f'<Etag>"{stored.number}"</Etag><Content-Length>{len(stored.content)}</Content-Length>'
                 f"<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
-                for key, one in found
+                for key, stored in entries
             )
             text = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
             return _xml(f"<EnumerationResults>{text}</EnumerationResults>")
         contents = "".join(
-            f'<Contents><Key>{escape(key)}</Key><Size>{len(one.content)}</Size><ETag>"{one.number}"</ETag>'
-            f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(one.modified_s))}"
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(stored.content)}</Size>"
+            f'<ETag>"{stored.number}"</ETag>'
+            f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(stored.modified_s))}"
             f"</LastModified></Contents>"
-            for key, one in found
+            for key, stored in entries
         )
         token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
         return _xml(f"<ListBucketResult>{contents}{token}</ListBucketResult>")
@@ -357,21 +390,23 @@ class _Handler(Handler):
         self.close_connection = True
 
     def _reset(self) -> None:
-        """Not closed in order: the client sees ECONNRESET."""
+        """Reset the connection: the client sees ECONNRESET instead of an orderly end."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()
 
 
 Answer = tuple[int, bytes, dict[str, str]]
-"""Status, body, headers."""
+"""Status, body and headers of an answer."""
 
 
-def _refused(status: int, code: str) -> Answer:
+def _refusal(status: int, code: str) -> Answer:
+    """Answer with an error of the service."""
     _, content, headers = _xml(f"<Error><Code>{code}</Code><Message>refused</Message></Error>")
     return status, content, headers
 
 
 def _xml(text: str) -> Answer:
+    """Answer with an XML document."""
     content = f'<?xml version="1.0" encoding="utf-8"?>{text}'.encode()
     return 200, content, {"Content-Type": "application/xml"}

@@ -1,4 +1,4 @@
-"""Datasets of this machine put into a bucket, as `precache push` leaves them; and what lies there."""
+"""Upload datasets to a bucket as `precache push` does, and read the objects there."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from precache.storage.urls import Url
 
 
 def upload(folder: Path, url: Url) -> Url:
-    """Put the dataset in `folder` there; its URL."""
+    """Upload the dataset in `folder` to `url`, the manifest last; return `url`."""
     store = ObjectStore(url)
     for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
         store.upload(path, path.name)
@@ -16,6 +16,6 @@ def upload(folder: Path, url: Url) -> Url:
 
 
 def objects(url: Url) -> dict[str, bytes]:
-    """All that lies below a URL."""
+    """Content of all objects below a URL, by name."""
     store = ObjectStore(url)
     return {info.name: store.get(info.name) for info in store.list()}

@@ -1,6 +1,6 @@
-"""A CUDA that is not there, and what is proven with it: the order of the loaders' work on a GPU.
+"""A simulated CUDA, and the tests of the order of the loaders' work on a GPU that use it.
 
-`simulated(schedule)` puts it in torch's place. Work is queued on streams and done by the CPU: at once, or,
-on the streams that the schedule names, as late as CUDA may do it, when somebody waits for it. Memory that
-nothing has written is poison. So what goes wrong on a GPU now and then goes wrong here each time.
+`simulated(schedule)` replaces torch's CUDA. The CPU does the work that is queued on streams: at once or, on
+the streams that the schedule names, as late as CUDA may do it, when something waits for it. Memory that
+nothing has written is filled with POISON. A fault that a GPU shows now and then is shown here every time.
 """

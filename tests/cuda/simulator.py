@@ -1,4 +1,4 @@
-"""Puts the CUDA that is not there in torch's place."""
+"""Replace torch's CUDA by the simulated one."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ import torch
 
 from tests.cuda import memory, streams
 from tests.cuda.memory import uses_of
-from tests.cuda.streams import SCHEDULES, World, current_stream, index_of
+from tests.cuda.streams import SCHEDULES, SimulatedCuda, current_stream, index_of
 from tests.cuda.tensors import DeviceTensor, allocate, to_device
 
 _FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "zeros")
@@ -20,21 +20,23 @@ _real_to = torch.Tensor.to
 
 
 @contextmanager
-def simulated(schedule: str, free_bytes: int = 2**34) -> Iterator[World]:
-    """A machine with two GPUs of so much free memory, whose streams are late as one of SCHEDULES says.
+def simulated(schedule: str, free_bytes: int = 2**34) -> Iterator[SimulatedCuda]:
+    """Simulate a machine with two GPUs until the end of the block; tensors of it are of no use afterwards.
 
-    What was made in it is of no use behind it.
+    Args:
+        schedule: name of one of SCHEDULES, which says whose work is late.
+        free_bytes: free memory of each GPU.
     """
     torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
-    new = World(SCHEDULES[schedule])
+    world = SimulatedCuda(SCHEDULES[schedule])
     before = set(threading.enumerate())
-    memory.forget()
-    with streams.entered(new), ExitStack() as stack:
+    memory.reset()
+    with streams.activate(world), ExitStack() as stack:
         for patch in _patches(free_bytes):
             stack.enter_context(patch)
-        yield new
+        yield world
         gc.collect()
-        for thread in set(threading.enumerate()) - before:  # of loaders that were thrown away
+        for thread in set(threading.enumerate()) - before:  # of loaders that nobody has closed
             thread.join(10)
 
 
@@ -69,23 +71,23 @@ def _is_cuda(device: Any) -> bool:
 def _factory(name: str) -> Callable[..., torch.Tensor]:
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.pop("pin_memory", False):
-            made = _real[name](*args, **kwargs)
-            return memory.pinned(made.shape, made.dtype) if name == "empty" else _pin(made)
+            tensor = _real[name](*args, **kwargs)
+            return memory.allocate_pinned(tensor.shape, tensor.dtype) if name == "empty" else _pin(tensor)
         if not _is_cuda(kwargs.get("device")):
             return _real[name](*args, **kwargs)  # type: ignore[no-any-return]
         device = index_of(kwargs.pop("device"))
-        made = _real[name](*args, **kwargs)
-        out = allocate(made.size(), made.stride(), made.dtype, device)
+        content = _real[name](*args, **kwargs)
+        tensor = allocate(content.size(), content.stride(), content.dtype, device)
         if name != "empty":
-            current_stream(device).put(lambda: out.shown.copy_(made))
-        return out
+            current_stream(device).put(lambda: tensor.shown.copy_(content))
+        return tensor
 
     return make
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
     streams.world().pinned.append(tensor.nbytes)
-    return memory.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+    return memory.allocate_pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Streams, events and the schedule; which stream and device are the current ones of a thread.
+"""Simulated streams and events, the schedules, and the current stream and device of each thread.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#asynchronous-concurrent-execution
 """
@@ -13,25 +13,25 @@ import torch
 
 DEVICES = 2
 Schedule = Callable[["Stream"], bool]
-"""Whether the work of a stream is put off for as long as CUDA may do so."""
+"""Whether the work of a stream is put off as long as CUDA may put it off."""
 
 SCHEDULES: dict[str, Schedule] = {
     "at once": lambda stream: False,
     "training late": lambda stream: stream.is_default,
     "loader late": lambda stream: not stream.is_default,
     "all late": lambda stream: True,
-    # of several streams of a loader, one lags behind the others
+    # If a loader has several streams, one of them lags behind the others.
     "first late": lambda stream: stream.number % 2 == 0 and not stream.is_default,
     "second late": lambda stream: stream.number % 2 == 1 and not stream.is_default,
 }
 
 
 @dataclass
-class World:
-    """What there is, and what was done.
+class SimulatedCuda:
+    """State of the simulation: its streams, and a record of what was done.
 
     Attributes:
-        syncs: (name of the thread that waited, for what).
+        syncs: (name of the thread, name of what it waited for), for each time that the host waited.
         used: devices on which anything was done.
         pinned: bytes of each copy by the host into pinned memory.
     """
@@ -45,34 +45,34 @@ class World:
     used: set[int] = field(default_factory=set)
     pinned: list[int] = field(default_factory=list)
 
-    def waited(self, what: str) -> None:
-        """Note that this thread waited for the device."""
-        self.syncs.append((threading.current_thread().name, what))
+    def record_wait(self, reason: str) -> None:
+        """Record that this thread waited for the device."""
+        self.syncs.append((threading.current_thread().name, reason))
 
 
-_worlds: list[World] = []
+_active: list[SimulatedCuda] = []
 
 
-def world() -> World:
-    """The one that is simulated."""
-    return _worlds[-1]
+def world() -> SimulatedCuda:
+    """Return the active simulation."""
+    return _active[-1]
 
 
 @contextmanager
-def entered(new: World) -> Iterator[None]:
-    """Have it simulated until the end of the block."""
-    _worlds.append(new)
+def activate(new: SimulatedCuda) -> Iterator[None]:
+    """Make a simulation the active one until the end of the block."""
+    _active.append(new)
     try:
         for index in range(DEVICES):
             new.defaults[index] = Stream(torch.device("cuda", index))
         new.used.clear()
         yield
     finally:
-        _worlds.pop()
+        _active.pop()
 
 
 def index_of(device: "torch.device | str | int | None") -> int:
-    """The number of a device; of the current one, if it names none."""
+    """Return the number of a device; of the current one where `device` has none."""
     if isinstance(device, int):
         return device
     index = None if device is None else torch.device(device).index
@@ -80,7 +80,7 @@ def index_of(device: "torch.device | str | int | None") -> int:
 
 
 class Stream:
-    """Work in order; `done` of it is done. As torch.cuda.Stream."""
+    """Simulates torch.cuda.Stream: work that is done in order, of which the first `done` entries are done."""
 
     def __init__(self, device: Any = None) -> None:
         index = index_of(device)
@@ -101,7 +101,7 @@ class Stream:
                 self.run(len(self.queue))
 
     def run(self, position: int) -> None:
-        """Do what is queued up to there."""
+        """Run the work that is queued before `position`."""
         with world().lock:
             while self.done < position:
                 work, self.queue[self.done] = self.queue[self.done], None
@@ -110,7 +110,7 @@ class Stream:
                 work()
 
     def synchronize(self) -> None:
-        world().waited("stream")
+        world().record_wait("stream")
         self.run(len(self.queue))
 
     def wait_event(self, event: "Event") -> None:
@@ -122,40 +122,40 @@ class Stream:
 
 @dataclass
 class Event:
-    """A place in a stream; as torch.cuda.Event."""
+    """Simulates torch.cuda.Event: a position in the queue of a stream."""
 
     stream: Stream
     position: int
 
     def run(self) -> None:
-        """Do what was queued before it."""
+        """Run the work that was queued before the event."""
         self.stream.run(self.position)
 
     def synchronize(self) -> None:
-        world().waited("event")
+        world().record_wait("event")
         self.run()
 
 
 def current_device() -> int:
-    """As torch.cuda.current_device."""
+    """Simulate torch.cuda.current_device."""
     return getattr(world().local, "device", 0)
 
 
 def set_device(device: Any) -> None:
-    """As torch.cuda.set_device."""
+    """Simulate torch.cuda.set_device."""
     world().local.device = index_of(device)
 
 
 def current_stream(device: Any = None) -> Stream:
-    """As torch.cuda.current_stream."""
+    """Simulate torch.cuda.current_stream."""
     index = index_of(device)
     own: dict[int, Stream] = world().local.__dict__.setdefault("streams", {})
     return own.get(index, world().defaults[index])
 
 
 def synchronize(device: Any = None) -> None:
-    """As torch.cuda.synchronize."""
-    world().waited("device")
+    """Simulate torch.cuda.synchronize."""
+    world().record_wait("device")
     for stream in list(world().streams):
         if stream.device.index == index_of(device):
             stream.run(len(stream.queue))
@@ -163,7 +163,7 @@ def synchronize(device: Any = None) -> None:
 
 @contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
-    """As torch.cuda.stream: of this thread, the current stream of its device, and that the current device."""
+    """Simulate torch.cuda.stream: make it, and its device, the current ones of this thread."""
     index = stream.device.index
     before = current_device(), current_stream(index)
     set_device(index)

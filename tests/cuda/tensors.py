@@ -1,25 +1,25 @@
-"""Tensors of a device that is not there, and the operations on them, queued on the current stream."""
+"""Simulated tensors on a device; operations on them are queued on the current stream."""
 
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from tests.cuda.memory import Block, shaped, uses_of
+from tests.cuda.memory import Block, tensor_in, uses_of
 from tests.cuda.streams import current_stream, world
 
-# What the host needs the result of: it waits.
-_ANSWERS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
+# Operations whose result the host needs, so that it waits.
+_SYNCHRONISING = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 _real_to = torch.Tensor.to
-_found: dict[Any, Any] = {}
+_shape_cache: dict[Any, Any] = {}
 
 
 class DeviceTensor(torch.Tensor):
-    """Shows memory of a device.
+    """A tensor on a simulated device.
 
     Attributes:
-        shown: the same memory as a tensor of the CPU, right once the work is done.
-        block: that it lies in.
+        shown: the same memory as a tensor of the CPU; its content is right once the work is done.
+        block: the memory that it lies in.
     """
 
     shown: torch.Tensor
@@ -27,7 +27,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, shown: torch.Tensor, block: Block) -> "DeviceTensor":
-        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             shown.size(),
             strides=shown.stride(),
@@ -35,8 +35,8 @@ class DeviceTensor(torch.Tensor):
             dtype=shown.dtype,
             device=block.owner.device,
         )
-        made.shown, made.block = shown, block
-        return made
+        tensor.shown, tensor.block = shown, block
+        return tensor
 
     def __init__(self, shown: torch.Tensor, block: Block) -> None:
         pass
@@ -51,15 +51,15 @@ class DeviceTensor(torch.Tensor):
 
 
 def allocate(size: Any, stride: Any, dtype: torch.dtype, device: int) -> DeviceTensor:
-    """A tensor that nothing has written."""
+    """Allocate a tensor on the device; its content is POISON."""
     elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
     block = Block(device, elements * dtype.itemsize)
-    return DeviceTensor(shaped(block.memory, size, stride, dtype), block)
+    return DeviceTensor(tensor_in(block.memory, size, stride, dtype), block)
 
 
 def to_host(tensor: DeviceTensor) -> torch.Tensor:
-    """As `.cpu()`: the thread waits."""
-    world().waited("copy to the host")
+    """Simulate `tensor.cpu()`, for which the thread waits."""
+    world().record_wait("copy to the host")
     stream = current_stream(tensor.device)
     stream.run(len(stream.queue))
     return tensor.shown.clone()
@@ -68,7 +68,7 @@ def to_host(tensor: DeviceTensor) -> torch.Tensor:
 def to_device(
     tensor: torch.Tensor, device: int, dtype: torch.dtype | None, non_blocking: bool
 ) -> DeviceTensor:
-    """A copy on the device."""
+    """Copy a tensor of the CPU to the device; only a copy from pinned memory does not wait."""
     source = _real_to(tensor, dtype or tensor.dtype).contiguous(memory_format=torch.preserve_format)
     target = allocate(source.size(), source.stride(), source.dtype, device)
     stream = current_stream(device)
@@ -79,18 +79,19 @@ def to_device(
         return target
     staged = source.clone()
     stream.put(lambda: target.shown.copy_(staged))
-    world().waited("copy from pageable memory" if uses is None else "copy that blocks")
+    world().record_wait("copy from pageable memory" if uses is None else "copy that blocks")
     stream.run(len(stream.queue))
     return target
 
 
 def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Queue an operation of torch on the current stream, or do it at once if the host needs its result."""
     name = func._schema.name
     tensors: list[DeviceTensor] = []
     tree_map_only(DeviceTensor, tensors.append, (args, kwargs))
     device = _one_device(name, tensors)
-    if name in _ANSWERS:
-        world().waited(name)
+    if name in _SYNCHRONISING:
+        world().record_wait(name)
         return func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
     if name in ("aten::index", "aten::index_put_"):
         for index in args[1]:
@@ -117,11 +118,11 @@ def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _compute(func: Any, plain: Any, device: int) -> Any:
-    """New tensors, of which only the shapes are known before the work is done."""
+    """Queue an operation that makes new tensors; only their shapes are known before it is done."""
     shapes = _shapes(func, plain)
-    made = tree_map_only(torch.Tensor, lambda t: allocate(t.size(), t.stride(), t.dtype, device), shapes)
+    results = tree_map_only(torch.Tensor, lambda t: allocate(t.size(), t.stride(), t.dtype, device), shapes)
     targets: list[torch.Tensor] = []
-    tree_map_only(DeviceTensor, lambda tensor: targets.append(tensor.shown), made)
+    tree_map_only(DeviceTensor, lambda tensor: targets.append(tensor.shown), results)
 
     def work() -> None:
         values: list[torch.Tensor] = []
@@ -130,17 +131,17 @@ def _compute(func: Any, plain: Any, device: int) -> Any:
             target.copy_(value)
 
     current_stream(device).put(work)
-    return made
+    return results
 
 
 def _shapes(func: Any, plain: Any) -> Any:
-    """What comes of it, on the device `meta`: found once for all tensors of the same form."""
+    """Results of an operation on the device `meta`; computed once for all tensors of the same form."""
     leaves, structure = tree_flatten(plain)
     key = (func, structure, tuple(map(_form, leaves)))
-    if key not in _found:
+    if key not in _shape_cache:
         args, kwargs = tree_map_only(torch.Tensor, _shape_of, plain)
-        _found[key] = func(*args, **kwargs)
-    return _found[key]
+        _shape_cache[key] = func(*args, **kwargs)
+    return _shape_cache[key]
 
 
 def _form(leaf: Any) -> Any:

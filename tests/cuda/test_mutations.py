@@ -1,4 +1,4 @@
-"""Each rule of the order on a GPU is needed, and held: without it a test of `test_order.py` fails."""
+"""Mutation tests: a test of `test_order.py` fails without any one of the rules for the order on a GPU."""
 
 import os
 import shutil
@@ -12,7 +12,8 @@ from tests.command import ROOT
 
 ORDER = "tests/cuda/test_order.py"
 RIGHT = "each_batch_is_right"
-# (file of loaders/, what stands there, what is put in its place, the tests that fail then)
+# rule -> (file below loaders/, its line for the rule, the line that breaks the rule, the tests that then
+# fail)
 MUTATIONS = {
     "the training waits for the batch": (
         "transfer.py", "current.wait_event(batch.ready)", "pass", f"{RIGHT} and shards-float",
@@ -29,10 +30,10 @@ MUTATIONS = {
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (
-        "loader.py", "with source.lane.active():", "if True:", "nothing_to_do_but_to_wait",
+        "loader.py", "with source.lane.active():", "if True:", "only_waits_for_each_batch",
     ),
     "readers and caches are made on the lane": (
-        "build.py", "with self.lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
+        "build.py", "with self.lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
     ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
@@ -41,21 +42,21 @@ MUTATIONS = {
     "what is sent comes from pinned memory": (
         "device.py",
         "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
-        "the_host_waits and shards-train",
+        "host_waits and shards-train",
     ),
     "the thread does not wait for the copy": (
-        "device.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
+        "device.py", "non_blocking=True", "non_blocking=False", "host_waits and shards-float",
     ),
     "the device keeps its number": (
         "device.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
-        "was_current_when_the_loader_was_built",
+        "current_one_when_the_loader_is_built",
     ),
     "DALI gets back what was read": (
-        "device.py", "            read_event.synchronize()\n", "", "what_dali_lends",
+        "device.py", "            read_event.synchronize()\n", "", "memory_of_dali",
     ),
     "what DALI lends is copied": (
         "device.py", "copy = borrowed.clone()", "copy = borrowed.view(borrowed.shape)",
-        "what_dali_lends",
+        "memory_of_dali",
     ),
 }  # fmt: skip
 
@@ -69,15 +70,15 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_each_rule_stands_in_its_file() -> None:
-    for name, old, *_ in MUTATIONS.values():
-        assert (ROOT / "loaders" / name).read_text().count(old) == 1, old
+def test_each_rule_is_in_its_file_once() -> None:
+    for name, line, *_ in MUTATIONS.values():
+        assert (ROOT / "loaders" / name).read_text().count(line) == 1, line
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rule", MUTATIONS, ids=lambda rule: rule.replace(" ", "-"))
-def test_without_the_rule_a_test_fails(rule: str, copy: Path) -> None:
+def test_a_test_fails_without_the_rule(rule: str, copy: Path) -> None:
     name, old, new, tests = MUTATIONS[rule]
     file = copy / "loaders" / name
     source = file.read_text()

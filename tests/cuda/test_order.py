@@ -1,4 +1,4 @@
-"""What is served on a GPU is right, however late its streams are; nothing waits that need not."""
+"""Loaders serve the right batches on a GPU, however late its streams are, without needless waits."""
 
 import itertools
 import weakref
@@ -54,18 +54,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "masked-shards-train": ("masked-shards", {"cache": "device", **SKIP, **TRAIN}),
     "masked-dali": ("masked-webdataset", {"backend": "dali", **SKIP}),
 }
-"""What is read, and how; where there are masks, one picture is left out, of which the mask is damaged."""
-EACH_PATH = [
+"""Case -> (key of `paths`, settings); in the masked data one mask is damaged, and its picture is skipped."""
+PATH_CASES = [
     "shards-float", "shards-train", "shards-views", "cache-on-the-device-train",
     "cache-in-main-memory-train", "webdataset-float", "pytorch-float", "dali-train",
     "dali-cache-in-main-memory", "masked-shards-train", "masked-dali",
 ]  # fmt: skip
-"""Those that take a path of their own."""
+"""Cases whose pictures take different paths to the device."""
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """22 pictures, two whole batches of eight and a short one: each operation is slow here."""
+    """Data sets of 22 pictures, two full batches and a short one: simulated operations are slow."""
     root = tmp_path_factory.mktemp("small")
     make_sample(root / "raw", images=22, classes=3, seed=2, like="caltech", workers=0)
     trees = draw_trees(root / "drawn")
@@ -80,7 +80,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 class OnDevice(decoding.ThreadsReader):
-    """Stands for DALI: what it hands over is on the device, by work of the current stream."""
+    """Stands for DALI: its batches are on the device, made by work of the current stream."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         super().__init__(spec, data, crops)
@@ -103,26 +103,26 @@ def build(path: Any, device: str = "cuda", **settings: Any) -> loaders.Loader:
     return build_loader(path, **{"batch_size": 8, "workers": 1, "device": device, **settings})
 
 
-def parts_of(batch: loaders.Batch) -> tuple[torch.Tensor, ...]:
-    """Each view, the labels and the masks, as a training reads them: later than it drops them."""
+def copy_parts(batch: loaders.Batch) -> tuple[torch.Tensor, ...]:
+    """Copy views, labels and masks of a batch, by work that may be done after the batch is dropped."""
     parts = (*batch.views, batch.labels, *(batch.fields[name] for name in batch.fields if name == "mask"))
     return tuple(part + 0 for part in parts)
 
 
 def serve(path: Any, epochs: int = 3, device: str = "cuda", **settings: Any) -> Parts:
-    read = []
+    batches = []
     with build(path, device, **settings) as loader:
         for _ in range(epochs):
             for batch in loader:
-                read.append(parts_of(batch))
+                batches.append(copy_parts(batch))
                 del batch
     if device != "cpu":
         torch.cuda.synchronize(device)
-    return [tuple(part.cpu() for part in parts) for parts in read]
+    return [tuple(part.cpu() for part in parts) for parts in batches]
 
 
-def same(one: Parts, other: Parts) -> list[bool]:
-    return [all(map(torch.equal, a, b)) for a, b in zip(one, other, strict=True)]
+def are_equal(first: Parts, second: Parts) -> bool:
+    return all(all(map(torch.equal, a, b)) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -132,115 +132,111 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Any]) 
     free_bytes = 13 * 24 * 24 * 3 if "share-" in case else 2**34
     for schedule in SCHEDULES:
         with simulated(schedule, free_bytes):
-            found = serve(paths[kind], **settings)
-        due = due or found
-        assert all(same(due, found)), schedule
-    pixels = settings.get("backend") != "synthetic" and "augment" not in settings
-    if pixels or "masked" in case:
+            served = serve(paths[kind], **settings)
+        due = due or served
+        assert are_equal(due, served), schedule
+    compares_pixels = settings.get("backend") != "synthetic" and "augment" not in settings
+    if compares_pixels or "masked" in case:
         on_cpu = serve(paths[kind], device="cpu", **{**settings, "backend": "auto", "cache": "none"})
-        for ours, theirs in zip(due, on_cpu, strict=True):
-            assert not pixels or torch.allclose(ours[0], theirs[0], atol=1e-5)
-            assert all(map(torch.equal, ours[1:], theirs[1:]))
+        for (images, *rest), (cpu_images, *cpu_rest) in zip(due, on_cpu, strict=True):
+            assert not compares_pixels or torch.allclose(images, cpu_images, atol=1e-5)
+            assert all(map(torch.equal, rest, cpu_rest))
 
 
-@pytest.mark.parametrize("how", ["break", "close"])
+@pytest.mark.parametrize("way", ["break", "close"])
 @pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "dali-float"])
-def test_what_is_left_midway_spoils_nothing(case: str, how: str, paths: dict[str, Any]) -> None:
-    """Memory of what was on its way is lent again, to loaders and to the training."""
+def test_epoch_left_midway_spoils_no_later_batch(case: str, way: str, paths: dict[str, Any]) -> None:
+    """Memory of batches on their way is used again, by other loaders and by the training."""
     kind, settings = CASES[case]
 
     def leave_and_serve() -> Parts:
-        read = []
-        for left in (1, 3):
+        tensors = []
+        for count in (1, 3):
             loader = build(paths[kind], **settings)
-            for batch in itertools.islice(loader, left):
-                read.append(parts_of(batch))
+            for batch in itertools.islice(loader, count):
+                tensors.append(copy_parts(batch))
                 del batch
-            if how == "close":
+            if way == "close":
                 loader.close()
             for shape, dtype in (((8, 3, 24, 24), torch.float32), ((22, 24, 24, 3), torch.uint8)):
-                read += [(torch.full(shape, left, dtype=dtype, device="cuda"),) for _ in range(3)]
-            if how == "break":
-                read.append(parts_of(next(iter(loader))))
+                tensors += [(torch.full(shape, count, dtype=dtype, device="cuda"),) for _ in range(3)]
+            if way == "break":
+                tensors.append(copy_parts(next(iter(loader))))
             del loader
         torch.cuda.synchronize()
-        return [tuple(tensor.cpu() for tensor in tensors) for tensors in read]
+        return [tuple(part.cpu() for part in parts) for parts in tensors]
 
     with simulated("at once"):
         due = leave_and_serve()
     for schedule in ("loader late", "all late"):
         with simulated(schedule):
-            assert all(same(due, leave_and_serve())), schedule
+            assert are_equal(due, leave_and_serve()), schedule
 
 
-@pytest.mark.parametrize("case", EACH_PATH)
-def test_the_host_waits_for_its_own_device_alone_and_once_a_batch_at_most(
-    case: str, paths: dict[str, Any]
-) -> None:
-    """That is where a cache fetches what was decoded on the device; the others wait for nothing."""
+@pytest.mark.parametrize("case", PATH_CASES)
+def test_host_waits_for_its_own_device_and_at_most_once_a_batch(case: str, paths: dict[str, Any]) -> None:
+    """A cache in main memory waits for pictures that were decoded on the device; nothing else waits."""
     kind, settings = CASES[case]
-    most = 1 if case == "dali-cache-in-main-memory" else 0
+    max_waits = 1 if case == "dali-cache-in-main-memory" else 0
     with simulated("all late") as world:
         with build(paths[kind], device="cuda:1", **settings) as loader:
-            world.syncs.clear()  # building may
+            world.syncs.clear()  # building a loader may wait
             batches = sum(1 for _ in range(2) for _ in loader)
         assert world.used == {1}
         waits = [wait for wait in world.syncs if wait[0] != "MainThread"]
-    ahead = 6  # batches that were read and not served
-    assert len(waits) <= most * (batches + ahead), waits[:8]
+    ahead = 6  # batches that were read ahead and not served
+    assert len(waits) <= max_waits * (batches + ahead), waits[:8]
 
 
 @pytest.mark.parametrize("backend", ["shards", "webdataset"])
-def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
-    backend: str, paths: dict[str, Any]
-) -> None:
+def test_pictures_are_read_into_pinned_memory_without_a_copy(backend: str, paths: dict[str, Any]) -> None:
     with simulated("all late") as world:
         with build(paths[backend], **TRAIN) as loader:
             batch_bytes = next(iter(loader)).images.nbytes
-        assert world.pinned, "labels and draws are copied"
+        assert world.pinned, "labels and random draws are copied"
         assert max(world.pinned) < batch_bytes / 4
 
 
-def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Any]) -> None:
+def test_device_is_the_current_one_when_the_loader_is_built(paths: dict[str, Any]) -> None:
     with simulated("all late"):
         torch.cuda.set_device(1)
         with build_loader(paths["shards"], device="cuda", **FLOAT) as loader:
             torch.cuda.set_device(0)
             batch = next(iter(loader))
             assert batch.images.device == torch.device("cuda", 1)
-            assert float((batch.images + 0).std()) > 0.5, "the training's stream there has waited"
+            assert float((batch.images + 0).std()) > 0.5, "the training's stream on that device has waited"
         torch.cuda.set_device(0)
 
 
-def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Any]) -> None:
-    """Else the loader's work would not run beside the training's."""
+def test_training_stream_only_waits_for_each_batch(paths: dict[str, Any]) -> None:
+    """Further work of the loader on that stream would delay the training's."""
     with simulated("all late") as world:
         with build(paths["shards"], **FLOAT, **TRAIN) as loader:
             batches = list(loader)
         assert len(world.defaults[0].queue) == len(batches)
 
 
-def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows of no stream of ours: what torch drops it overwrites."""
+def test_memory_of_dali_is_returned_when_it_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI does not know our streams, and overwrites memory as soon as torch drops it."""
 
-    def share(number: int) -> torch.Tensor:
+    def from_dlpack(number: int) -> torch.Tensor:
         squares = torch.full((8, 24, 24, 3), number, dtype=torch.uint8, device="cuda")
-        torch.cuda.current_stream().synchronize()  # DALI orders its work before what the current stream does
+        torch.cuda.current_stream().synchronize()  # DALI's work is done before later work of the stream
         shown = squares.shown  # type: ignore[attr-defined]
         weakref.finalize(squares, shown.fill_, 99).atexit = False
         return squares
 
-    monkeypatch.setattr(device, "from_dlpack", share)
+    monkeypatch.setattr(device, "from_dlpack", from_dlpack)
     with simulated("all late"):
-        lane, training, read = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
+        lane, training, copies = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
         outputs = device.BorrowedTensors()
         for number in range(6):
             with lane.active():
                 squares = outputs.take(number)
             training.wait_event(lane.mark())
             squares.record_stream(training)
-            read.append(squares + 0)
+            copies.append(squares + 0)
             del squares
         outputs.give_back()
         torch.cuda.synchronize()
-        assert [int(squares.cpu()[0, 0, 0, 0]) for squares in read] == list(range(6))
+        assert [int(squares.cpu()[0, 0, 0, 0]) for squares in copies] == list(range(6))

@@ -1,1 +1,1 @@
-"""Attacks: pictures, folders, journals, kills, errors of the system, races, loaders; by seed and count."""
+"""Attacks on conversions, data and loaders; each case is repeatable by its seed, see `__main__`."""

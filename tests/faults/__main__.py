@@ -1,6 +1,6 @@
-"""`python -m tests.faults`: the long attacks one after another, or those named; rows for tests/README.md.
+"""`python -m tests.faults`: run the long attacks, or those named, and print rows for tests/README.md.
 
-A failure prints the command that repeats its case alone:
+A failing case prints the command that repeats it alone:
 
     python -m tests.faults folders --seed 4711 --count 1
 """
@@ -20,21 +20,25 @@ from pathlib import Path
 import click
 
 from tests.command import ROOT
-from tests.faults import nursery, shim
-from tests.faults.nursery import ATTACKS, FAILURES, NEED_THE_SHIM, Outcome
+from tests.faults import runner, shim
+from tests.faults.runner import ATTACKS, FAILURES, NEED_THE_SHIM, Outcome
 
 
 def long_count(name: str, folder: Path) -> int:
-    """Cases of the long run of `name`, times FAULTS_SCALE; `folder` is that of the run."""
+    """Count the cases of the long run of attack `name`, times FAULTS_SCALE.
+
+    Args:
+        folder: folder of the run; an attack that strikes each system call is prepared there.
+    """
     count = ATTACKS[name][1]
     if not count:
-        nursery.run(name, 0, 0, folder)
-        count = len(pickle.loads((folder / "world.pickle").read_bytes()).points)
+        runner.run(name, 0, 0, folder)
+        count = len(pickle.loads((folder / "setup.pickle").read_bytes()).points)
     return max(1, math.ceil(count * float(os.environ.get("FAULTS_SCALE", "1"))))
 
 
 def row(name: str, outcomes: dict[int, Outcome], seconds: float) -> str:
-    """A line of the table."""
+    """Format a row of the table: attack, cases, failures of each kind, seconds, date, commit."""
     commit = subprocess.getoutput(f"git -C {ROOT} describe --always --dirty --exclude='*'")
     counts = Counter(outcome.kind for outcome in outcomes.values())
     cells = [name, *(f"{count:,}" for count in (counts.total(), *(counts[kind] for kind in FAILURES)))]
@@ -49,7 +53,7 @@ def row(name: str, outcomes: dict[int, Outcome], seconds: float) -> str:
 @click.option("--folder", type=Path, help="Where to work.  [default: the system's temporary folder]")
 def main(names: tuple[str, ...], seed: int, count: int | None, jobs: int, folder: Path | None) -> None:
     """Attack in ways named, or in all one after another; exit code 1 if an attack succeeds."""
-    if reason := shim.missing():
+    if reason := shim.why_unavailable():
         print(f"not run: {', '.join(NEED_THE_SHIM)}: {reason}", file=sys.stderr)
     failed = False
     for name in names or ATTACKS:
@@ -58,13 +62,13 @@ def main(names: tuple[str, ...], seed: int, count: int | None, jobs: int, folder
         start_s, work = time.monotonic(), Path(tempfile.mkdtemp(dir=folder, prefix="faults-"))
         try:
             cases = long_count(name, work) if count is None else count
-            outcomes = nursery.run(name, seed, cases, work, jobs=jobs)
+            outcomes = runner.run(name, seed, cases, work, jobs=jobs)
         finally:
             if "FAULTS_KEEP" in os.environ:
                 print(f"kept: {work}")
             else:
                 shutil.rmtree(work, ignore_errors=True)
-        failures = nursery.failures(name, outcomes)
+        failures = runner.failures(name, outcomes)
         print("\n".join([row(name, outcomes, time.monotonic() - start_s), *failures[:20]]), flush=True)
         failed = failed or bool(failures)
     sys.exit(int(failed))

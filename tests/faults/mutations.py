@@ -23,7 +23,11 @@ _WAYS = (
 
 
 def spoil(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
-    """`data` with one to three changes; never `data` itself. `other` is spliced in."""
+    """Return `data` with one to three random changes, and never `data` itself.
+
+    Args:
+        other: bytes that may be spliced in.
+    """
     spoilt = data
     while spoilt == data:
         for _ in range(draw.choice((1, 1, 2, 3))):
@@ -32,6 +36,7 @@ def spoil(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
 
 
 def _change(data: bytes, draw: random.Random, other: bytes) -> bytes:
+    """Return `data` with one random change, or as it is."""
     place = _place(data, draw)
     before, behind = data[:place], data[place:]
     match draw.choice(_WAYS):
@@ -51,7 +56,7 @@ def _change(data: bytes, draw: random.Random, other: bytes) -> bytes:
             return before + other[_place(other, draw) :]
         case "insert":
             new = other[_place(other, draw) :][: draw.choice((4, 32, 256))]
-        case "zeros":  # as disks lose blocks
+        case "zeros":  # as of blocks that a disk has lost
             new = bytes(min(draw.choice((1, 16, 512, 4096)), len(behind)))
         case _:  # another number where a length, a count or an offset may stand
             kind, value = draw.choice("<>") + draw.choice("BHIQ"), draw.choice(_NUMBERS)
@@ -60,31 +65,37 @@ def _change(data: bytes, draw: random.Random, other: bytes) -> bytes:
 
 
 def spoil_json(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
-    """Text with a number or a string of it replaced, or damage as to any other bytes."""
+    """Return JSON with a number or a string replaced, or with the changes of `spoil`."""
     literals = list(_LITERAL.finditer(data))
     if not literals or draw.random() < 0.4:
         return spoil(data, draw, other)
     while True:
-        found = draw.choice(literals)
+        literal = draw.choice(literals)
         new = draw.choice(_JSON) if draw.random() < 0.7 else draw.choice(literals)[0]
-        if new != found[0]:
-            return data[: found.start()] + new + data[found.end() :]
+        if new != literal[0]:
+            return data[: literal.start()] + new + data[literal.end() :]
 
 
 def _place(data: bytes, draw: random.Random) -> int:
-    """Anywhere, but half of the time where headers are."""
-    return draw.randrange(min(len(data), draw.choice((64, 600, len(data), len(data))))) if data else 0
+    """Draw an offset, half of the time near the start, where headers are."""
+    if not data:
+        return 0
+    return draw.randrange(min(len(data), draw.choice((64, 600, len(data), len(data)))))
 
 
 def replace_file(path: Path, draw: random.Random, elsewhere: Path) -> str:
-    """Put something else in the place of a file; what, in a word. `elsewhere` is an empty folder."""
-    kept = elsewhere / "kept"
+    """Put something else in the place of a file; return what, in a word.
+
+    Args:
+        elsewhere: an empty folder, which gets the file.
+    """
+    moved = elsewhere / "kept"
     devices = ("/dev/zero", "/dev/null", "/dev/tty", "/proc/self/mem")
-    links = {"loop": path.name, "dangling": "nowhere", "device": draw.choice(devices), "linked": str(kept)}
+    links = {"loop": path.name, "dangling": "nowhere", "device": draw.choice(devices), "linked": str(moved)}
     kind = draw.choice(("deleted", "empty", "fifo", "folder", "swapped", *links))
     others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
-    path.rename(kept)
-    if kind in links:  # to what was there, too: that is allowed
+    path.rename(moved)
+    if kind in links:  # one of them leads to the file itself, which is no fault
         path.symlink_to(links[kind])
     elif kind == "empty":
         path.touch()
@@ -95,5 +106,5 @@ def replace_file(path: Path, draw: random.Random, elsewhere: Path) -> str:
     elif kind == "swapped":
         other = draw.choice(others)
         other.rename(path)
-        kept.rename(other)
+        moved.rename(other)
     return kind

@@ -1,7 +1,7 @@
-"""Damaged pictures of every format that Pillow writes here, through the converter's decode.
+"""Attack `pictures`: the converter decodes damaged pictures of every format that Pillow can write here.
 
-Each gives pixels or an ImageError of one line; in a bounded time, and in bounded memory. A few are small
-files of very many pixels.
+Each has to give pixels or an ImageError of one line, within bounded time and memory. A few are small files of
+very many pixels.
 """
 
 import io
@@ -21,18 +21,18 @@ from PIL import ExifTags, Image, PngImagePlugin
 from precache import ImageError, Recipe
 from precache.pictures import images
 from tests.faults import mutations
-from tests.faults.nursery import CLEAN, RIGHT, Attack, Bad, Outcome, say
+from tests.faults.runner import CLEAN, RIGHT, Attack, CaseFailure, Outcome, announce
 
-_MOST_BYTES = 3 << 29  # 100 million pixels of four bytes, and a copy
+_MAX_BYTES = 3 << 29  # peak memory of a case: 100 million pixels of four bytes, and a copy
 _ADDRESS_BYTES = 5 << 30
 _SIDE = 32
-_BOMBS, _BOMB_EACH = 2, 400
+_BOMBS, _BOMB_EVERY = 2, 400  # how many small files of many pixels; one case in so many is of them
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TURNED, _TEXTS = Image.Exif(), PngImagePlugin.PngInfo()
 _TURNED[ExifTags.Base.Orientation] = 6
 _TEXTS.add_text("Comment", "long " * 400, zip=True)
 _TEXTS.add_itxt("Title", "short")
-_WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+_KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("RGB", "JPEG", {"quality": 95}), ("RGB", "JPEG", {"quality": 60, "subsampling": 2}),
     ("RGB", "JPEG", {"progressive": True}), ("RGB", "JPEG", {"restart_marker_rows": 1}),
     ("RGB", "JPEG", {"exif": _TURNED}), ("L", "JPEG", {}), ("CMYK", "JPEG", {}),
@@ -54,42 +54,42 @@ def _prepare(folder: Path) -> Pictures:
     return [*_write_bombs(), *_write_all()]
 
 
-def _warm(world: Pictures) -> None:
+def _limit_memory(setup: Pictures) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
 
 
-def _spoil(world: Pictures, seed: int, folder: Path) -> Outcome:
+def _spoil(setup: Pictures, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
-    bombs, pictures = world[:_BOMBS], world[_BOMBS:]
-    name, data = draw.choice(pictures) if seed % _BOMB_EACH else bombs[seed // _BOMB_EACH % _BOMBS]
-    spoilt = mutations.spoil(data, draw, draw.choice(pictures)[1]) if seed % _BOMB_EACH else data
+    bombs, pictures = setup[:_BOMBS], setup[_BOMBS:]
+    name, data = draw.choice(pictures) if seed % _BOMB_EVERY else bombs[seed // _BOMB_EVERY % _BOMBS]
+    spoilt = mutations.spoil(data, draw, draw.choice(pictures)[1]) if seed % _BOMB_EVERY else data
     if data.startswith(_PNG) and draw.random() < 0.6:
         spoilt = _with_checksums(spoilt)
-    how = replace(
+    rendering = replace(
         Recipe(format="shards", size=_SIDE).rendering,
         fit=draw.choice(("crop", "crop", "pad", "stretch")),
         allow_truncated=draw.random() < 0.2,
         scaled_decode=draw.random() < 0.2,
     )
-    say(f"{name}, {len(spoilt):,} bytes")
-    Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is that of now
+    announce(f"{name}, {len(spoilt):,} bytes")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
     outcome = RIGHT
     try:
-        pixels, _ = images.render(spoilt, "picture", how)
+        pixels, _ = images.render(spoilt, "picture", rendering)
         if pixels.shape != (_SIDE, _SIDE, 3) or pixels.dtype != np.uint8:
-            raise Bad("wrong", f"{pixels.dtype} {pixels.shape}")
+            raise CaseFailure("wrong", f"{pixels.dtype} {pixels.shape}")
     except ImageError as error:
         if "\n" in str(error) or len(str(error)) > 1000:
-            raise Bad("traceback", f"{len(str(error))} characters: {str(error)[:100]!r}") from error
+            raise CaseFailure("traceback", f"{len(str(error))} characters: {str(error)[:100]!r}") from error
         outcome = CLEAN
-    (most,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if int(most) * 1024 > _MOST_BYTES:
-        raise Bad("crash", f"took {int(most) / 2**20:.1f} GiB")
+    (peak_kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if int(peak_kib) * 1024 > _MAX_BYTES:
+        raise CaseFailure("crash", f"took {int(peak_kib) / 2**20:.1f} GiB")
     return outcome
 
 
 def _with_checksums(png: bytes) -> bytes:
-    """The PNG with its chunks' checksums made to fit: decoders look no further at one that does not."""
+    """Correct the checksums of a PNG's chunks: decoders look no further than a wrong one."""
     fixed, place = bytearray(png), len(_PNG)
     while place + 12 <= len(fixed):
         stop = place + 8 + int.from_bytes(fixed[place : place + 4], "big")
@@ -101,7 +101,7 @@ def _with_checksums(png: bytes) -> bytes:
 
 
 def _write_bombs() -> Iterator[tuple[str, bytes]]:
-    """PNGs of grey with transparency that are one colour: less than a MiB each."""
+    """Write PNGs of very many pixels of one grey with transparency, less than a MiB each: (name, bytes)."""
     for width, height in ((13_000, 13_000), (1, 170_000_000)):
         packer = zlib.compressobj(9)
         row, rows = bytes(1 + 2 * width), max(1, (1 << 20) // (1 + 2 * width))
@@ -113,12 +113,12 @@ def _write_bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def _write_all() -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of a picture of each kind; those that this Pillow cannot write are left out."""
+    """Write a picture of each kind that this Pillow can write: (name, bytes)."""
     rng = np.random.default_rng(3)
     noise = Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8))
     noise = noise.resize((44, 36), Image.Resampling.BICUBIC)
     deep = Image.fromarray(rng.integers(0, 65536, (36, 44), np.uint16))
-    for mode, form, options in _WAYS:
+    for mode, form, options in _KINDS:
         image = deep if mode == "I;16" else noise.convert(mode)
         more = {"append_images": [image.rotate(90), image.rotate(180)]} if "save_all" in options else {}
         buffer = io.BytesIO()
@@ -129,4 +129,4 @@ def _write_all() -> Iterator[tuple[str, bytes]]:
         yield f"{form} {mode} {' '.join(options)}".strip(), buffer.getvalue()
 
 
-ATTACKS = {"pictures": Attack(_prepare, _spoil, warm=_warm, case_s=20, chunk=50)}
+ATTACKS = {"pictures": Attack(_prepare, _spoil, prepare_child=_limit_memory, case_s=20, chunk=50)}

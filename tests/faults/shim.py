@@ -1,4 +1,4 @@
-"""The C part, `shim.c`: compiled where there is a compiler, loaded by the processes that are attacked."""
+"""Compile `shim.c`, which intercepts system calls, and control it in the processes that are attacked."""
 
 import ctypes
 import shutil
@@ -11,15 +11,17 @@ COUNT, KILL_GROUP, KILL_SELF, FAIL, SHORT, TORN = range(6)
 DST, SRC = 1, 2
 
 
-def missing() -> str:
-    """Why there can be no shim here; empty if there can."""
+def why_unavailable() -> str:
+    """Reason why the shim cannot be used here; empty if it can."""
     if sys.platform != "linux":
         return "system calls are intercepted on Linux alone"
-    return "" if shutil.which("cc") else "no C compiler (cc) to build the shim with"
+    if shutil.which("cc") is None:
+        return "no C compiler (cc) to build the shim with"
+    return ""
 
 
 def build(folder: Path) -> Path:
-    """Compile it into `folder`, unless it is there."""
+    """Compile the shim into `folder`, unless it is there; return the library's path."""
     library, source = folder / "shim.so", Path(__file__).with_name("shim.c")
     if not library.exists():
         command = ["cc", "-O1", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl"]
@@ -29,12 +31,15 @@ def build(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What to do at which call.
+    """An action of the shim at one of the system calls on DST or SRC.
 
     Attributes:
-        nth: from 1 on.
-        changes: count calls that change something, no others; killing at those is enough.
-        for_good: fail from then on, not once.
+        action: COUNT the calls only, or what to do at the call: KILL_GROUP, KILL_SELF, FAIL, SHORT or TORN.
+        nth: number of the call, from 1.
+        scope: whether calls on DST or on SRC count.
+        error: errno of a call that fails.
+        for_good: fail this call and all later ones, and not this one alone.
+        changes: count only calls that change something; it is enough to kill at those.
     """
 
     action: int
@@ -55,10 +60,11 @@ class _Shared(ctypes.Structure):
 
 
 class Shim:
-    """The shim as it was loaded into this process with LD_PRELOAD.
+    """The shim in this process, which has loaded it with LD_PRELOAD.
 
     Args:
-        destination, source: what is done below the one counts as DST, below the other as SRC.
+        destination: folder of the calls that count as DST.
+        source: folder of the calls that count as SRC.
     """
 
     def __init__(self, destination: Path, source: Path) -> None:
@@ -67,24 +73,30 @@ class Shim:
         self._shared = self._library.faults_share().contents
         self._folders = (str(destination).encode(), str(source).encode())
 
-    def arm(self, strike: Strike) -> None:
-        """Attack this process, and what it forks, from now on."""
+    def activate(self, strike: Strike) -> None:
+        """Attack this process, and processes that it forks, from now on."""
         changes = strike.changes or strike.action in (KILL_GROUP, KILL_SELF, TORN, SHORT)
-        nth, for_good = ctypes.c_long(strike.nth), int(strike.for_good)
-        how = (strike.scope, int(changes), nth, strike.action, strike.error, for_good)
-        self._library.faults_arm(*self._folders, *how)
+        self._library.faults_arm(
+            *self._folders,
+            strike.scope,
+            int(changes),
+            ctypes.c_long(strike.nth),
+            strike.action,
+            strike.error,
+            int(strike.for_good),
+        )
 
     def reset(self) -> None:
-        """Count from zero; for this process, before it forks the one that is armed."""
+        """Count from zero; call it before the fork of the process that is attacked."""
         self._shared.count = self._shared.struck = 0
         self._shared.call = self._shared.path = b""
 
     @property
     def count(self) -> int:
-        """Calls since `reset`."""
+        """Number of calls since `reset`."""
         return int(self._shared.count)
 
     @property
-    def struck(self) -> str:
-        """The call that was spoilt; empty if none was."""
+    def struck_call(self) -> str:
+        """Name and file of the call at which the shim acted; empty if it did not."""
         return f"{self._shared.call.decode()} {Path(self._shared.path.decode()).name}".strip()

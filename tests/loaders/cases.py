@@ -27,4 +27,4 @@ CONVERTED_CASES = backend_params(
 MAIN_CASES = backend_params(
     ("pytorch", "raw"), ("shards", "shards"), ("webdataset", "webdataset"), ("dali", "dali")
 )
-"""One case for each kind of reader: tests run the whole contract over these."""
+"""A case for each kind of reader: tests run the whole contract over these."""

@@ -9,9 +9,10 @@ from tests.loaders import ray_nodes
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[Any]:
-    """A `ray.cluster_utils.Cluster` that this process is connected to.
+    """Connect this process to a `ray.cluster_utils.Cluster`, and yield it.
 
-    It ends with the tests of this package: those of `precache` have another one, and a process one at a time.
+    It ends with the tests of this package: those of `precache` start another one, and a process can be
+    connected to one cluster at a time.
     """
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'precache[ray]'")
     with ray_nodes.cluster_of_one_node() as cluster:

@@ -1,23 +1,23 @@
-"""A Ray cluster of several nodes on this machine, one for all tests of a session."""
+"""Ray cluster of several nodes on this machine, one for all tests of a session."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STORE_BYTES = 150_000_000  # of each node's object store; no more than 2 nodes are there at a time
+STORE_BYTES = 150_000_000  # of each node's object store; there are at most 2 nodes at a time
 ON_RAY = "ray-"
-"""In front of a backend's name: on the cluster."""
+"""Prefix of a backend's name that stands for reading on the cluster."""
 
 
 @contextmanager
 def cluster_of_one_node() -> Iterator[Any]:
-    """A head without CPUs, so that nothing decodes there, and a node with some."""
+    """Start a cluster whose head has no CPUs, so that nothing decodes there, and one node that has some."""
     from ray.cluster_utils import Cluster
 
-    quietly = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ.update(quietly)
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
@@ -29,11 +29,3 @@ def cluster_of_one_node() -> Iterator[Any]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def eventually(holds: Callable[[], bool], most_s: float = 20) -> bool:
-    """Whether it does within so long."""
-    deadline_s = time.monotonic() + most_s
-    while not holds() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return holds()

@@ -19,49 +19,50 @@ from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
 from tests.loaders.ray_nodes import ON_RAY
 
 RAW_SIZE = 40
-# (backend, what it reads, distance in dB from the converter's pixels; JPEG costs what it costs)
-ARMS = [
+# (backend, what it reads, smallest distance in dB from the converter's pixels, which JPEG changes)
+Case = tuple[str, str, float | None]
+CASES: list[Case] = [
     ("pytorch", "raw", 60.0),
     ("shards", "shards", math.inf),
     ("webdataset", "webdataset", 34.0),
     ("dali", "dali", 34.0),
 ]
-"""The whole contract is asked of these."""
+"""Cases that the whole contract is tested with."""
 SYNTHETIC = ("synthetic", "shards", None)
-OTHER_ARMS = [
+OTHER_CASES: list[Case] = [
     ("dali", "raw", 42.0),
     ("dali", "webdataset", 34.0),
     ("synthetic", "raw", None),
     SYNTHETIC,
     ("pytorch", "rectangle-raw", 55.0),  # within 1 in 255; stock Pillow gives one picture 14% of such values
     ("dali", "rectangle-raw", 42.0),
-    # the centre of all that is kept is what a crop has kept, within 1 in 255
+    # the centre of a picture stored by fit keep equals one stored by fit crop, within 1 in 255
     ("shards", "keep-shards", 50.0),
     ("webdataset", "keep-webdataset", 34.0),
     ("dali", "keep-dali", 34.0),
     *(
         (backend, f"{shape}-{kind}", worst_psnr)
         for shape in ("rectangle", "grey")
-        for backend, kind, worst_psnr in (*ARMS[1:], SYNTHETIC)
+        for backend, kind, worst_psnr in (*CASES[1:], SYNTHETIC)
     ),
     ("ray-pytorch", "raw", 60.0),
     ("ray-shards", "shards", math.inf),
 ]
-"""Of these, too, every sample is looked for, and its pixels."""
+"""Cases of which samples and pixels alone are compared."""
 NO_DALI = "DALI is not installed: pip install nvidia-dali-cuda120"
 
 
-class Arm:
-    """One backend over one folder; `build` is what the contracts take."""
+class BackendCase:
+    """Backend over a folder; `build` builds its loaders, and is the argument of the contracts."""
 
-    def __init__(self, given: tuple[str, str, float | None], folders: dict[str, Path], device: str) -> None:
-        backend, kind, self.worst_psnr = given
+    def __init__(self, case: Case, folders: dict[str, Path], device: str) -> None:
+        backend, kind, self.worst_psnr = case
         if backend == "dali":
             pytest.importorskip("nvidia.dali", reason=NO_DALI)
-        self.path, self.raw = folders[kind], kind == "raw"
+        self.path, self.is_raw = folders[kind], kind == "raw"
         self.channels = "grey" if kind.startswith("grey") else "rgb"
         shape: Size = RECTANGLE if kind.startswith("rectangle") else STORED_SIZE
-        self.size = RAW_SIZE if self.raw else shape
+        self.size = RAW_SIZE if self.is_raw else shape
         self.build: contract.Build = partial(
             build_loader,
             self.path,
@@ -76,33 +77,33 @@ class Arm:
 
 @pytest.fixture
 def folders(raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]) -> dict[str, Path]:
-    """What the arms read, by name."""
+    """Path of each folder that a backend reads, by name."""
     return {"raw": raw_tree, "rectangle-raw": raw_tree, **converted, **shaped}
 
 
-@pytest.fixture(params=ARMS, ids=lambda arm: f"{arm[0]}-{arm[1]}")
-def arm(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> Arm:
-    return Arm(request.param, folders, device)
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def opened(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> BackendCase:
+    return BackendCase(request.param, folders, device)
 
 
 @pytest.fixture
 def samples(raw_tree: Path) -> list[tuple[int, int]]:
-    """(id, label) of all."""
+    """(id, label) of every sample."""
     return [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
 
 
-@pytest.mark.parametrize("given", [*ARMS, *OTHER_ARMS], ids=lambda arm: f"{arm[0]}-{arm[1]}")
+@pytest.mark.parametrize("case", [*CASES, *OTHER_CASES], ids=lambda case: f"{case[0]}-{case[1]}")
 def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
-    given: tuple[str, str, float | None],
+    case: Case,
     folders: dict[str, Path],
     device: str,
     raw_tree: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    if given[0].startswith(ON_RAY):
+    if case[0].startswith(ON_RAY):
         request.getfixturevalue("ray_cluster")
-    arm = Arm(given, folders, device)
-    contract.check_samples(arm.build, raw_tree, arm.size, arm.worst_psnr, arm.channels)
+    opened = BackendCase(case, folders, device)
+    contract.check_samples(opened.build, raw_tree, opened.size, opened.worst_psnr, opened.channels)
 
 
 @pytest.mark.parametrize(
@@ -115,40 +116,40 @@ def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
         sampling_contract.check_views,
     ],
 )
-def test_a_backend_holds_the_loader_contract(arm: Arm, check: Any) -> None:
-    check(arm.build)
+def test_a_backend_holds_the_loader_contract(opened: BackendCase, check: Any) -> None:
+    check(opened.build)
 
 
-def test_without_shuffle_the_order_is_the_stored_one(arm: Arm) -> None:
-    stored = open_split(arm.path, "train").ids.tolist()
-    assert (stored == sorted(stored)) == arm.raw
-    contract.check_without_shuffle_the_order_is_the_stored_one(arm.build, stored)
+def test_without_shuffle_the_order_is_the_stored_one(opened: BackendCase) -> None:
+    stored = open_split(opened.path, "train").ids.tolist()
+    assert (stored == sorted(stored)) == opened.is_raw
+    contract.check_without_shuffle_the_order_is_the_stored_one(opened.build, stored)
 
 
-def test_a_subset_is_served_like_a_whole_split(arm: Arm, samples: list[tuple[int, int]]) -> None:
-    contract.check_ranks_share_each_epoch(arm.build, [sample_id for sample_id, _ in samples])
-    sampling_contract.check_a_part(arm.build, samples, full=arm.raw or arm.path.name == "shards")
+def test_a_subset_is_served_like_a_whole_split(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
+    contract.check_ranks_share_each_epoch(opened.build, [sample_id for sample_id, _ in samples])
+    sampling_contract.check_a_part(opened.build, samples, full=opened.is_raw or opened.path.name == "shards")
 
 
-def test_weights_draw_with_replacement(arm: Arm, samples: list[tuple[int, int]]) -> None:
-    sampling_contract.check_weights(arm.build, samples)
+def test_weights_draw_with_replacement(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
+    sampling_contract.check_weights(opened.build, samples)
 
 
-def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
-    half = as_size(*(side // 2 for side in sides(arm.size)))
-    sampling_contract.check_set_size(arm.build, (arm.size, half))
+def test_set_size_serves_the_next_epoch_in_another_size(opened: BackendCase) -> None:
+    half = as_size(*(side // 2 for side in sides(opened.size)))
+    sampling_contract.check_set_size(opened.build, (opened.size, half))
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])
-def test_a_cache_changes_no_order_and_no_pixels(arm: Arm, cache: str) -> None:
+def test_a_cache_changes_no_order_and_no_pixels(opened: BackendCase, cache: str) -> None:
     weights = np.arange(IMAGES) % 3 if cache == "ram" else None  # a third never comes
-    contract.check_a_cache_changes_nothing_but_the_reading(partial(arm.build, weights=weights), cache)
-    if cache == "ram" and not arm.raw:
-        sampling_contract.check_views(partial(arm.build, cache=cache))
+    contract.check_a_cache_changes_nothing_but_the_reading(partial(opened.build, weights=weights), cache)
+    if cache == "ram" and not opened.is_raw:
+        sampling_contract.check_views(partial(opened.build, cache=cache))
 
 
 def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path) -> None:
-    """Pillow reads it there where EXIF has none, DALI does not."""
+    """Pillow reads the orientation in XMP if EXIF has none, DALI does not."""
     pytest.importorskip("nvidia.dali", reason=NO_DALI)
     (tmp_path / "class").mkdir()
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><d tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'

@@ -1,4 +1,4 @@
-"""A batch is a list of two that keeps what else it knows through what frameworks do with a DataLoader's."""
+"""A batch is a list of two, and keeps its other attributes when frameworks copy or move it."""
 
 import copy
 import pickle

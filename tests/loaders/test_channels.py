@@ -1,4 +1,4 @@
-"""Grey pictures, those with transparency and of 16 bits, on every way that pixels take through a loader."""
+"""Grey pictures, pictures with transparency and of 16 bits, in every reader, cache and augmentation."""
 
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ Pictures = dict[int, np.ndarray]
 """id -> [height, width, channels]"""
 
 
-class Stored:
-    """Shards of 20 pictures with transparency, or `deep`: grey of 16 bits."""
+class ChannelShards:
+    """Shards of 20 pictures of one of KINDS: grey, with transparency, or grey of 16 bits (`deep`)."""
 
     def __init__(self, root: Path, kind: str, fit: str) -> None:
         self.path, self.deep = root / f"{kind}-{fit}", kind == "deep"
-        self.channels, self.most = (4 if kind == "rgba" else 1), (65535 if self.deep else 255)
+        self.channels, self.max_value = (4 if kind == "rgba" else 1), (65535 if self.deep else 255)
         (root / kind / "class").mkdir(parents=True, exist_ok=True)
         for number in range(20):
             pixels = np.random.default_rng(number).integers(0, 256, (36 + number, 40, 4), np.uint8)
@@ -43,7 +43,7 @@ class Stored:
         }
 
     def served(self, **settings: Any) -> Pictures:
-        """Unless told otherwise nothing is resized."""
+        """Serve an epoch; by default pictures are cropped and not resized."""
         defaults = {"size": SIZE, "crop_ratio": SIZE / STORED, "dtype": "uint16" if self.deep else "uint8"}
         with build_loader(self.path, **{**defaults, "batch_size": 6, "workers": 2, **settings}) as loader:
             return {
@@ -56,8 +56,8 @@ class Stored:
 @pytest.fixture(
     scope="module", params=[(kind, fit) for kind in KINDS for fit in ("crop", "keep")], ids="-".join
 )
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    return Stored(tmp_path_factory.mktemp("channels"), *request.param)
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChannelShards:
+    return ChannelShards(tmp_path_factory.mktemp("channels"), *request.param)
 
 
 def middle(picture: np.ndarray, side: int) -> np.ndarray:
@@ -65,37 +65,37 @@ def middle(picture: np.ndarray, side: int) -> np.ndarray:
     return picture[top : top + side, left : left + side]
 
 
-def same(one: Pictures, other: Pictures) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[i], other[i]) for i in one)
+def are_equal(a: Pictures, b: Pictures) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[i], b[i]) for i in a)
 
 
-def test_the_centre_is_served_as_it_is_stored(stored: Stored) -> None:
+def test_the_centre_is_served_as_it_is_stored(stored: ChannelShards) -> None:
     centres = {i: middle(picture, SIZE) for i, picture in stored.pictures.items()}
     assert {centre.shape for centre in centres.values()} == {(SIZE, SIZE, stored.channels)}
     for settings in ({}, {"cache": "ram"}, {"shuffle": "window"}, {"check": "never"}):
-        assert same(stored.served(**settings), centres)
+        assert are_equal(stored.served(**settings), centres)
 
 
-def test_each_channel_is_resized_as_by_pillow(stored: Stored) -> None:
-    """Antialiased, values of 16 bits as well; then the middle."""
-    found = stored.served(size=16, crop_ratio=0.8)
+def test_each_channel_is_resized_as_by_pillow(stored: ChannelShards) -> None:
+    """Pictures are resized, antialiased, and the middle is cut out of them."""
+    served = stored.served(size=16, crop_ratio=0.8)
     for sample_id, pixels in stored.pictures.items():
         height, width = (20 * side // min(pixels.shape[:2]) for side in pixels.shape[:2])
         for number, channel in enumerate(np.moveaxis(pixels, 2, 0)):
             image = Image.fromarray(channel.astype(np.float32))
             whole = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
-            difference = np.abs(found[sample_id][..., number] - middle(whole, 16))
-            assert difference.max() <= 1.01 * stored.most / 255
+            difference = np.abs(served[sample_id][..., number] - middle(whole, 16))
+            assert difference.max() <= 1.01 * stored.max_value / 255
 
 
-def test_random_crops_are_the_same_from_a_cache(stored: Stored) -> None:
+def test_random_crops_are_the_same_from_a_cache(stored: ChannelShards) -> None:
     for augment in ("train", "crop"):
         plain = stored.served(augment=augment, seed=5)
-        assert same(stored.served(augment=augment, seed=5, cache="ram"), plain)
+        assert are_equal(stored.served(augment=augment, seed=5, cache="ram"), plain)
 
 
-def test_floats_are_normalised_by_channel(stored: Stored) -> None:
-    plain = {i: picture / stored.most for i, picture in stored.served().items()}
+def test_floats_are_normalised_by_channel(stored: ChannelShards) -> None:
+    plain = {i: picture / stored.max_value for i, picture in stored.served().items()}
     channels = stored.channels
     imagenet = {1: (0.449, 0.226), 4: ((0.485, 0.456, 0.406, 0), (0.229, 0.224, 0.225, 1))}[channels]
     for normalize, mean, std in (
@@ -108,8 +108,8 @@ def test_floats_are_normalised_by_channel(stored: Stored) -> None:
         assert all(np.allclose(floats[i], (plain[i] - mean) / std, atol=1e-4) for i in plain)
 
 
-def test_dtype_or_jitter_that_does_not_fit_the_channels_is_refused(stored: Stored) -> None:
-    colours = RandomAugmentation(brightness=0.1)
-    settings: dict[str, Any] = {"dtype": "uint8"} if stored.deep else {"augment": colours}
-    with pytest.raises(SettingError, match="uint16" if stored.deep else "for RGB"):
+def test_dtype_or_jitter_that_does_not_fit_the_channels_is_refused(stored: ChannelShards) -> None:
+    jitter = RandomAugmentation(brightness=0.1)
+    settings: dict[str, Any] = {"dtype": "uint8"} if stored.deep else {"augment": jitter}
+    with pytest.raises(SettingError, match="uint16" if stored.deep else "brightness"):
         stored.served(**settings)

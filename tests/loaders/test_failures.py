@@ -4,8 +4,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -42,9 +43,9 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 def test_a_damaged_shard_is_named(
     backend: str, kind: str, damage: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Also where no checksum is compared, if it cannot be read; and so is a picture."""
+    """A shard that cannot be read, or a picture of a tree, is named even without checksums."""
     if kind == "raw" and damage == "swapped":
-        pytest.skip("of a tree nothing is noted")
+        pytest.skip("a raw tree has no checksums")
     path = Path(shutil.copytree({"raw": raw_tree, **converted}[kind], tmp_path / "copy"))
     (bad,) = [*path.glob(f"{SHARD}*[!x]"), *sorted(path.glob("*/*.jpg"))[40:41]]  # without .idx
     settings = {"backend": backend, "size": 32, "workers": 1, "batch_size": 16}
@@ -80,45 +81,51 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
         next(iterator)
         (worker,) = (c for c in psutil.Process().children() if c not in before)
         worker.kill()
-        with pytest.raises(PrecacheError, match="fewer workers"):
+        with pytest.raises(WorkerError, check=lambda error: "workers" in error.remedy):
             list(iterator)
 
 
-OURS = str(Path(loaders.__file__).parent)
+PACKAGE = str(Path(loaders.__file__).parent)
 
 
-@contextmanager
-def interruption(line: int) -> Iterator[list[int]]:
-    """What torch's handler of SIGCHLD raises between any two lines: at the `line`-th of ours; those left."""
-    left = [line]
+@dataclass
+class Interruption:
+    """Raises the error of torch's SIGCHLD handler, which may come between any two lines of code.
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and frame.f_code.co_filename.startswith(OURS):
-            left[0] -= 1
-            if left[0] == 0:
+    Attributes:
+        lines_left: lines of this package that run before it is raised.
+    """
+
+    lines_left: int
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.lines_left -= 1
+            if self.lines_left == 0:
                 raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
-        return trace
+        return self.trace
 
-    sys.settrace(trace)
-    try:
-        yield left
-    finally:
+    def __enter__(self) -> "Interruption":
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
         sys.settrace(None)
 
 
 def test_a_dead_worker_is_one_error_at_any_line_of_the_loader(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16) as loader:
-        due = ids_of(loader)
-        for line in count(2):  # before the first, it is the caller who is interrupted
+        expected = ids_of(loader)
+        for line in count(2):  # an interruption before the first line is in the caller's code
             loader.set_epoch(0)
             iterator = iter(loader)
-            with suppress(WorkerError), interruption(line) as left:
+            with suppress(WorkerError), Interruption(line) as interruption:
                 next(iterator)
-            if left[0] > 0:
+            if interruption.lines_left > 0:
                 break
             assert next(iterator, None) is None
             loader.set_epoch(0)
-            assert ids_of(loader) == due, "nothing that was read ahead is taken for another batch"
+            assert ids_of(loader) == expected, "nothing that was read ahead is taken for another batch"
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert line > 20
 
@@ -140,7 +147,7 @@ with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", w
 def test_a_file_truncated_in_place_ends_the_program(
     name: str, left: int, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """What a mapped file has no longer cannot be read; promises.md says so, and that we truncate none."""
+    """A mapped page behind the end of its file cannot be read; this project truncates no file in place."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     command = [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(path / name), str(left)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)

@@ -17,14 +17,14 @@ from tests.loader_contract import ids_of
 from tests.loaders.cases import CONVERTED_CASES
 from tests.precache.sources.examples import CLASSES, FIELDS, SAMPLES, TARGETS, example_source
 
-HOW: list[dict[str, Any]] = [{"cache": "ram"}, {"cache": "device"}, {"shuffle": False}]
+OTHER_SETTINGS: list[dict[str, Any]] = [{"cache": "ram"}, {"cache": "device"}, {"shuffle": False}]
 SIZE = 16
 MakeFolder = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
-    """The listed pictures, labelled so, in that format."""
+    """Function from a kind of target and a format to a converted folder of the listed pictures."""
 
     @cache
     def make(target: str, name: str) -> Path:
@@ -37,30 +37,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
 
 
 def check_fields(fields: Any, ids: list[int]) -> None:
-    """Those of a batch of these samples."""
+    """Compare the fields of a batch with those of the samples `ids` in the source."""
     assert fields.keys() == FIELDS.keys()
-    for name, of_all in FIELDS.items():
-        served, due = fields[name], [of_all[i] for i in ids]
-        if isinstance(due[0], str):
-            assert served == due
+    for name, values in FIELDS.items():
+        served, expected = fields[name], [values[i] for i in ids]
+        if isinstance(expected[0], str):
+            assert served == expected
         elif isinstance(served, torch.Tensor):
             assert served.dtype in (torch.int64, torch.float64)
-            assert served.tolist() == due
+            assert served.tolist() == expected
         else:
-            assert [value.tolist() for value in served] == due
+            assert [value.tolist() for value in served] == expected
 
 
 def check_served(loader: Any, target: str) -> list[int]:
-    """Every sample has what the source says of it; their ids."""
+    """Compare labels and fields of an epoch with the source, and return the ids of the samples."""
     values, dtype = TARGETS[target], torch.int64 if target in ("class", "none") else torch.float32
     served = list(loader)
     for batch in served:
         ids = batch.ids.tolist()
-        chosen = [-1] * len(ids) if values is None else [values[i] for i in ids]
+        expected = [-1] * len(ids) if values is None else [values[i] for i in ids]
         if target == "classes":
-            chosen = [[float(number in values[i]) for number in range(len(CLASSES))] for i in ids]
+            expected = [[float(number in values[i]) for number in range(len(CLASSES))] for i in ids]
         assert batch.labels.dtype == dtype
-        assert torch.equal(batch.labels, torch.tensor(chosen, dtype=dtype))
+        assert torch.equal(batch.labels, torch.tensor(expected, dtype=dtype))
         check_fields(batch.fields, ids)
     return ids_of(served)
 
@@ -74,7 +74,7 @@ def build(path: Path, backend: str = "shards", **settings: Any) -> loaders.Loade
 def test_every_sample_has_its_target_and_fields(
     target: str, backend: str, kind: str, folder: MakeFolder
 ) -> None:
-    """In every order, and from every cache."""
+    """Labels and fields do not depend on order, padding and caches."""
     path = folder(target, kind)
     with build(path, backend, augment="train", size=8) as loader:
         assert sorted(check_served(loader, target)) == list(range(SAMPLES))
@@ -83,8 +83,8 @@ def test_every_sample_has_its_target_and_fields(
         values = TARGETS[target] or [-1] * SAMPLES
         stored = open_dataset(path).read_index("train").ids.tolist()
         assert loader.dataset.targets == [values[i] for i in stored]
-    for how in HOW if target == "classes" else []:
-        with build(path, backend, last="pad", rank=1, world_size=3, **how) as loader:
+    for settings in OTHER_SETTINGS if target == "classes" else []:
+        with build(path, backend, last="pad", rank=1, world_size=3, **settings) as loader:
             for _ in range(2):
                 check_served(loader, target)
 
@@ -100,7 +100,7 @@ def test_fields_stay_aligned_when_a_sample_is_skipped(
 
 
 def test_writing_to_a_batch_changes_no_other_batch(folder: MakeFolder) -> None:
-    """Written to, it changes neither the next epoch nor another batch."""
+    """The next epoch has the stored values, whatever was written to this one."""
     with build(folder("number", "shards"), batch_size=SAMPLES, shuffle=False) as loader:
         first = next(iter(loader))
         for part in (first.fields["place"], first.fields["tokens"][3], first.labels):

@@ -1,4 +1,4 @@
-"""A dataset from a stranger, whose checksums fit what it says: it is used, or refused by its path."""
+"""Forged datasets with right checksums: using one works, or raises an error that names its path."""
 
 import random
 import resource
@@ -21,32 +21,34 @@ from tests.labelled_pictures import draw_trees
 from tests.precache.sources.examples import FIELDS, SAMPLES, example_source
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
-    "manifest": forgery.of_manifest,
-    "header": forgery.of_header,
-    "columns": forgery.of_columns,
-    "shards": forgery.of_shards,
+    "manifest": forgery.forge_manifest,
+    "header": forgery.forge_header,
+    "columns": forgery.forge_columns,
+    "shards": forgery.forge_shards,
 }
-QUICK = 60
-MOST_BYTES = 3 << 30
-"""More than the process has: threads and libraries take some. What forgeries ask for is more."""
+QUICK_CASES = 60
+EXTRA_BYTES = 3 << 30
+"""Address space beyond what the process uses, for threads and libraries; forgeries would take more."""
 SIDE = 16
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """One of each format, of each target, with fields, boxes, masks, rejected and removed pictures."""
+    """Datasets of every format and target, with fields, boxes, masks, rejected and removed pictures."""
     root, paths = tmp_path_factory.mktemp("originals"), []
     fields = FIELDS | {"nothing": [[]] * SAMPLES}
-    kept: dict[str, Any] = {"workers": 0, "max_rejects": 1, "options": SourceOptions(boxes="corners")}
+    settings: dict[str, Any] = {"workers": 0, "max_rejects": 1, "options": SourceOptions(boxes="corners")}
     for name, target, fit in (
         ("shards", "class", "keep"),
         ("webdataset", "classes", "crop"),
         ("dali", "number", "keep"),
     ):
         recipe = make_recipe(name, fit)
-        convert(example_source(target, fields, missing=(3,)), root / name, recipe, **kept)
+        convert(example_source(target, fields, missing=(3,)), root / name, recipe, **settings)
         if name != "dali":
-            convert(example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **kept)
+            convert(
+                example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings
+            )
         paths.append(root / name)
     trees = draw_trees(root)
     masked = SourceOptions(mask=str(trees.masks))
@@ -63,19 +65,19 @@ def make_recipe(name: str, fit: str) -> Recipe:
 def little_memory() -> Iterator[None]:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + EXTRA_BYTES, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def load(path: Path, **how: Any) -> None:
-    """By the backend of its format, as far as that is installed."""
+def load(path: Path, **settings: Any) -> None:
+    """Serve an epoch by the backend of the dataset's format, or by `webdataset` if DALI is not installed."""
     kind = open_dataset(path).manifest.recipe.format
     if kind == "dali" and find_spec("nvidia") is None:
         kind = "webdataset"
-    with build_loader(path, backend=kind, size=8, batch_size=5, workers=1, **how) as loader:
+    with build_loader(path, backend=kind, size=8, batch_size=5, workers=1, **settings) as loader:
         assert len(loader.dataset.targets) == len(loader.dataset)
         for _ in loader:
             pass
@@ -87,7 +89,7 @@ def read_one_by_one(path: Path) -> None:
         dataset[number]
 
 
-def look_at(path: Path) -> None:
+def inspect(path: Path) -> None:
     inspection.facts(open_dataset(path))
     inspection.summary(open_dataset(path).manifest)
     inspection.write_html(open_dataset(path), path.with_name("page.html"))
@@ -96,7 +98,7 @@ def look_at(path: Path) -> None:
 def update(path: Path) -> None:
     manifest = open_dataset(path).manifest
     options = SourceOptions.from_json(manifest.source_options)
-    if options.mask is not None:  # no list of pictures was its source
+    if options.mask is not None:  # its source was no list of pictures
         return
     source = example_source(manifest.target, missing=(3, 4))
     convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
@@ -109,7 +111,7 @@ USES: dict[str, Callable[[Path], object]] = {
     "cache": partial(load, cache="ram"),
     "one by one": read_one_by_one,
     "verify": verify,
-    "inspect": look_at,
+    "inspect": inspect,
     "export": lambda path: export(path, path.with_name("tree"), workers=0),
     "convert": lambda path: convert(
         path, path.with_name("again"), Recipe(format="shards", size=8), workers=0
@@ -119,7 +121,7 @@ USES: dict[str, Callable[[Path], object]] = {
 
 
 def check_case(original: Path, forge: forgery.Forge, uses: Iterable[str], folder: Path) -> list[str]:
-    """What a forgery of `original` makes of `uses` that is neither right nor an error that names its path."""
+    """Use a forgery of `original`, and return the uses that raise no error which names its path."""
     path, wrong = folder / "forged" / "set", []
     for use in ("open", *uses):
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -143,7 +145,7 @@ def check_cases(kind: str, originals: list[Path], folder: Path, count: int | Non
     wrong = []
     for path, name, forge in cases[:count]:
         uses = draw.sample(sorted(USES), 1)
-        wrong += [f"{path.name}, {name}, {said}" for said in check_case(path, forge, uses, folder)]
+        wrong += [f"{path.name}, {name}, {fault}" for fault in check_case(path, forge, uses, folder)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -152,7 +154,7 @@ def check_cases(kind: str, originals: list[Path], folder: Path, count: int | Non
 def test_a_forged_dataset_is_used_or_its_path_is_named(
     kind: str, originals: list[Path], tmp_path: Path, little_memory: None
 ) -> None:
-    check_cases(kind, originals, tmp_path, QUICK)
+    check_cases(kind, originals, tmp_path, QUICK_CASES)
 
 
 def test_an_empty_field_with_forged_sides_is_used_or_refused(
@@ -174,6 +176,6 @@ def test_every_forged_dataset_is_used_or_its_path_is_named(
 
 
 def test_an_honest_dataset_passes_every_use(originals: list[Path], tmp_path: Path) -> None:
-    """Every use of an honest dataset is right."""
+    """The other tests would pass if every use raised an error."""
     for path in originals:
         assert check_case(path, lambda path: None, USES, tmp_path) == []

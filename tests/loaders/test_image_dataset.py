@@ -1,4 +1,4 @@
-"""`loaders.ImageDataset` is ImageFolder to the code that uses it, over every format."""
+"""`loaders.ImageDataset` behaves like ImageFolder for the code that uses it, over every format."""
 
 import copy
 import inspect
@@ -33,12 +33,12 @@ from tests.precache.sources.examples import SAMPLES, TARGETS, example_source
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
 PLACES = ["tree", *FORMATS]
-"""What an ImageDataset of the same pictures is opened on."""
+"""Names of the folders that hold the same pictures: the raw tree, and one per format."""
 NAMES = ("10", "9", "Zebra", "ant eater", "ante", "été", "b/inner", "b")
 
 
 def number_of(picture: Any) -> int:
-    """Which of the pictures of `draw` it is, after any JPEG."""
+    """Return the number that `draw` drew into a picture, even after JPEG compression."""
     red, green, _ = np.asarray(picture, np.float64).reshape(-1, 3).mean(axis=0)
     return round(red / 16) + 16 * round(green / 16)
 
@@ -49,7 +49,7 @@ def draw(path: Path, number: int) -> None:
 
 
 def make_tree(root: Path, seed: int) -> Path:
-    """A tree that ImageFolder sees as we do: no EXIF, and its endings; classes sort in no natural order."""
+    """Make a tree that ImageFolder reads alike: no EXIF, its endings; classes not in natural order."""
     chosen = random.Random(seed)
     inner = ("", "deep/", "deep-er/", "deep/er/")
     files = [
@@ -65,7 +65,7 @@ def make_tree(root: Path, seed: int) -> Path:
 
 
 def convert_to_all(tree: Path, folder: Path) -> dict[str, Path]:
-    """The tree, and what it becomes in each format, in several shards."""
+    """Convert `tree` to each format, in several shards, and return all paths, that of the tree too."""
     places = {"tree": tree}
     for kind in FORMATS:
         places[kind] = folder / kind
@@ -80,7 +80,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def relative(dataset: Any, tree: Path) -> list[tuple[str, Any]]:
-    """(path in the tree, label) of `samples`."""
+    """Return `samples` with paths relative to the tree."""
     paths = [os.path.relpath(path, tree) if os.path.isabs(path) else path for path, _ in dataset.samples]
     return [(path, label) for path, (_, label) in zip(paths, dataset.samples, strict=True)]
 
@@ -89,20 +89,21 @@ def relative(dataset: Any, tree: Path) -> list[tuple[str, Any]]:
 def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -> None:
     """Saved indices and a seeded `random_split` choose the same pictures of each."""
     tree = make_tree(tmp_path / "tree", seed)
-    theirs = ImageFolder(tree)
-    numbers = [number_of(picture) for picture, _ in theirs]
-    part, _ = random_split(theirs, [0.7, 0.3], torch.Generator().manual_seed(seed))
+    image_folder = ImageFolder(tree)
+    numbers = [number_of(picture) for picture, _ in image_folder]
+    expected_part, _ = random_split(image_folder, [0.7, 0.3], torch.Generator().manual_seed(seed))
     for place in convert_to_all(tree, tmp_path).values():
-        ours = ImageDataset(place)
-        assert relative(ours, tree) == relative(theirs, tree)
+        dataset = ImageDataset(place)
+        assert relative(dataset, tree) == relative(image_folder, tree)
         for name in ("classes", "class_to_idx", "targets"):
-            assert getattr(ours, name) == getattr(theirs, name), name
-        assert ours.ids.tolist() == list(range(len(theirs)))
-        assert [number_of(picture) for picture, _ in ours] == numbers
-        assert [label for _, label in ours] == theirs.targets
-        halves = random_split(ours, [0.7, 0.3], torch.Generator().manual_seed(seed))
-        assert list(halves[0].indices) == list(part.indices)
-        assert [number_of(halves[0][i][0]) for i in range(9)] == [number_of(part[i][0]) for i in range(9)]
+            assert getattr(dataset, name) == getattr(image_folder, name), name
+        assert dataset.ids.tolist() == list(range(len(image_folder)))
+        assert [number_of(picture) for picture, _ in dataset] == numbers
+        assert [label for _, label in dataset] == image_folder.targets
+        part, _ = random_split(dataset, [0.7, 0.3], torch.Generator().manual_seed(seed))
+        assert list(part.indices) == list(expected_part.indices)
+        expected_numbers = [number_of(expected_part[i][0]) for i in range(9)]
+        assert [number_of(part[i][0]) for i in range(9)] == expected_numbers
 
 
 def test_a_tree_looks_like_image_folder_to_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,15 +116,15 @@ def test_a_tree_looks_like_image_folder_to_its_users(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path.parent)
     name = tmp_path.name
     for root in (tmp_path, str(tmp_path), f"{tmp_path}//", name, f"./{name}", f"{name}/../{name}/"):
-        theirs, ours = ImageFolder(root, *functions), ImageDataset(root, *functions)
+        image_folder, dataset = ImageFolder(root, *functions), ImageDataset(root, *functions)
         for attribute in ("classes", "class_to_idx", "targets", "samples", "imgs", "root"):
-            assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
-        assert len(ours) == len(theirs) == 12
-    assert ours.imgs is ours.samples
-    assert isinstance(ours, VisionDataset)
-    assert str(ours.transforms) == str(theirs.transforms)
-    assert str(theirs).splitlines()[1:3] == str(ours).splitlines()[1:3]
-    for (picture, label), (expected, expected_label) in zip(ours, theirs, strict=True):
+            assert getattr(dataset, attribute) == getattr(image_folder, attribute), attribute
+        assert len(dataset) == len(image_folder) == 12
+    assert dataset.imgs is dataset.samples
+    assert isinstance(dataset, VisionDataset)
+    assert str(dataset.transforms) == str(image_folder.transforms)
+    assert str(image_folder).splitlines()[1:3] == str(dataset).splitlines()[1:3]
+    for (picture, label), (expected, expected_label) in zip(dataset, image_folder, strict=True):
         assert (label, type(label)) == (expected_label, int)
         assert isinstance(picture, Image.Image)
         assert (picture.mode, picture.size) == (expected.mode, expected.size)
@@ -131,16 +132,15 @@ def test_a_tree_looks_like_image_folder_to_its_users(tmp_path: Path, monkeypatch
 
 
 def test_positional_parameters_are_those_of_image_folder() -> None:
-    """By position, too; ours are by keyword."""
-    ours, theirs = (
-        [
-            name
-            for name, one in inspect.signature(kind).parameters.items()
-            if one.kind is one.POSITIONAL_OR_KEYWORD
+    """Parameters that ImageFolder does not have are keyword-only."""
+
+    def positional_parameters(kind: type) -> list[str]:
+        parameters = inspect.signature(kind).parameters.values()
+        return [
+            parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
-        for kind in (ImageDataset, ImageFolder)
-    )
-    assert ours == theirs
+
+    assert positional_parameters(ImageDataset) == positional_parameters(ImageFolder)
 
 
 def cut(kind: Any, root: Path, **settings: Any) -> Any:
@@ -150,7 +150,7 @@ def cut(kind: Any, root: Path, **settings: Any) -> Any:
 
 
 def label_anew(kind: Any, root: Path, **settings: Any) -> Any:
-    """Every attribute, as many scripts do it."""
+    """Replace every attribute, as many scripts do."""
     dataset = kind(root, **settings)
     dataset.samples = [(path, 7 - label) for path, label in dataset.samples if label > 2]
     dataset.imgs, dataset.targets = dataset.samples, [label for _, label in dataset.samples]
@@ -168,7 +168,7 @@ def change_in_place(kind: Any, root: Path, **settings: Any) -> Any:
 
 
 def set_targets(kind: Any, root: Path, **settings: Any) -> Any:
-    """ImageFolder's `__getitem__` takes no notice of them."""
+    """ImageFolder's `__getitem__` does not read `targets`, and so does not see that they changed."""
     dataset = kind(root, **settings)
     dataset.targets = [0] * 3
     assert len(dataset.samples) == len(dataset)
@@ -195,7 +195,7 @@ def give_paths(kind: Any, root: Path, **settings: Any) -> Any:
 
 
 def skip_init(kind: Any, root: Path, **settings: Any) -> Any:
-    """A class that takes over what another one found."""
+    """Use a subclass that takes samples and loader over from another dataset."""
     whole = kind(root, **settings)
 
     class Part(kind):  # type: ignore[misc]
@@ -218,20 +218,21 @@ CHANGES: list[Callable[..., Any]] = [
 
 
 class Listing(ImageDataset):
-    """Says itself which class folders there are, as examples of torchvision do."""
+    """Dataset that lists the class folders by itself, as examples of torchvision do."""
 
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
         return names, {name: label for label, name in enumerate(names)}
 
 
-def test_class_folders_are_found_in_the_folder_of_the_split(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_class_folders_are_found_in_the_folder_of_the_split(raw_tree: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         shutil.copytree(raw_tree, tmp_path / split)
         assert Listing(tmp_path / split).samples == ImageFolder(tmp_path / split).samples
     assert Listing(tmp_path, split="val").samples == ImageFolder(tmp_path / "val").samples
+
+
+def test_find_classes_that_names_no_class_is_an_error(converted: dict[str, Path]) -> None:
     with pytest.raises(FileNotFoundError, match="find_classes"):
         Listing(converted["shards"])
 
@@ -247,17 +248,17 @@ def test_transforms_v2_wrap_an_image_dataset_like_image_folder(converted: dict[s
 def test_changes_by_scripts_work_as_with_image_folder(
     change: Callable[..., Any], places: dict[str, Path]
 ) -> None:
-    theirs = change(ImageFolder, places["tree"])
-    expected = [(number_of(picture), label) for picture, label in theirs]
+    image_folder = change(ImageFolder, places["tree"])
+    expected = [(number_of(picture), label) for picture, label in image_folder]
     for kind in PLACES:
-        ours = change(ImageDataset, places[kind])
-        assert (kind, len(ours)) == (kind, len(theirs))
-        assert [(number_of(picture), label) for picture, label in ours] == expected
-        for name in {"classes", "class_to_idx", "targets"} & vars(theirs).keys():
-            assert getattr(ours, name) == getattr(theirs, name), name
-    if change is not skip_init:  # which is of no module
-        again = copy.deepcopy(ours)
-        assert [(number_of(picture), label) for picture, label in again] == expected
+        dataset = change(ImageDataset, places[kind])
+        assert (kind, len(dataset)) == (kind, len(image_folder))
+        assert [(number_of(picture), label) for picture, label in dataset] == expected
+        for name in {"classes", "class_to_idx", "targets"} & vars(image_folder).keys():
+            assert getattr(dataset, name) == getattr(image_folder, name), name
+    if change is not skip_init:  # its class is local to a function, and cannot be copied
+        copied = copy.deepcopy(dataset)
+        assert [(number_of(picture), label) for picture, label in copied] == expected
 
 
 def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -> None:
@@ -268,17 +269,19 @@ def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -
             for name in sorted(os.listdir(f"{directory}/Zebra"))[:2]
         ]
 
-    theirs, ours = (
+    image_folder_class, dataset_class = (
         type("Own", (kind,), {"make_dataset": staticmethod(make)}) for kind in (ImageFolder, ImageDataset)
     )
-    assert ours(places["tree"]).samples == theirs(places["tree"]).samples != []
+    assert dataset_class(places["tree"]).samples == image_folder_class(places["tree"]).samples != []
     for kind in FORMATS:
-        with pytest.raises(SettingError, match=r"^make_dataset .*Subset"):
-            ours(places[kind])
+        with pytest.raises(SettingError, match=r"^make_dataset ", check=lambda e: "Subset" in e.remedy):
+            dataset_class(places[kind])
 
 
-def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], tmp_path: Path) -> None:
-    """Hidden files and those that are no pictures are the rule's to choose, as by ImageFolder."""
+def test_loader_and_is_valid_file_read_a_tree_like_image_folder(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    """`is_valid_file` may choose hidden files and files that are no pictures, as with ImageFolder."""
     tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
     for name in NAMES:
         (tree / name / ".hidden.npy").write_bytes(name.encode())
@@ -291,17 +294,21 @@ def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], 
         {"loader": lambda path: Path(path).read_bytes(), "is_valid_file": lambda path: path.endswith(".npy")},
     ]
     for rule in rules:
-        theirs, ours = ImageFolder(tree, **rule), ImageDataset(tree, **rule)
-        assert ours.samples == theirs.samples != []
-        assert [(str(one), label) for one, label in ours if "loader" in rule] == [
-            (str(one), label) for one, label in theirs if "loader" in rule
-        ]
-    for name in ("loader", "is_valid_file"):
-        for kind in FORMATS:
-            with pytest.raises(SettingError, match=f"^{name} .*{places[kind]}"):
-                ImageDataset(places[kind], **{name: str.isalpha})
-        with pytest.raises(SettingError, match=f"^({name}|precache) "):
-            ImageDataset(tree, **{name: str.isalpha}, precache=tmp_path / "out")
+        image_folder, dataset = ImageFolder(tree, **rule), ImageDataset(tree, **rule)
+        assert dataset.samples == image_folder.samples != []
+        if "loader" in rule:
+            assert list(dataset) == list(image_folder)
+
+
+@pytest.mark.parametrize("name", ["loader", "is_valid_file"])
+def test_loader_and_is_valid_file_are_refused_without_a_tree(
+    name: str, places: dict[str, Path], tmp_path: Path
+) -> None:
+    for kind in FORMATS:
+        with pytest.raises(SettingError, match=f"^{name} .*{places[kind]}"):
+            ImageDataset(places[kind], **{name: str.isalpha})
+    with pytest.raises(SettingError, match=f"^({name}|precache) "):
+        ImageDataset(places["tree"], **{name: str.isalpha}, precache=tmp_path / "out")
 
 
 def test_is_valid_file_lists_the_chosen_split(tmp_path: Path) -> None:
@@ -309,37 +316,41 @@ def test_is_valid_file_lists_the_chosen_split(tmp_path: Path) -> None:
         for name in ("cat", "dog"):
             draw(tmp_path / split / name / "1.png", number)
             (tmp_path / split / name / "2.raw").write_bytes(b"2")
-    theirs = ImageFolder(tmp_path / "val", loader=str, is_valid_file=lambda path: "2" in Path(path).name)
-    ours = ImageDataset(tmp_path, None, None, str, lambda path: "2" in Path(path).name, split="val")
-    assert (ours.samples, ours.classes, list(ours)) == (theirs.samples, theirs.classes, list(theirs))
+    image_folder = ImageFolder(
+        tmp_path / "val", loader=str, is_valid_file=lambda path: "2" in Path(path).name
+    )
+    dataset = ImageDataset(tmp_path, None, None, str, lambda path: "2" in Path(path).name, split="val")
+    assert dataset.samples == image_folder.samples
+    assert dataset.classes == image_folder.classes
+    assert list(dataset) == list(image_folder)
     for picture in tmp_path.rglob("*.png"):
         picture.unlink()
     with pytest.raises(SettingError, match=f"^is_valid_file: {tmp_path} .*val"):
         ImageDataset(tmp_path, is_valid_file=lambda path: "2" in path, split="val")
 
 
-def of_nothing(root: Path) -> None: ...
+def make_nothing(root: Path) -> None: ...
 
 
-def of_an_empty_folder(root: Path) -> None:
+def make_an_empty_folder(root: Path) -> None:
     root.mkdir()
 
 
-def of_no_class(root: Path) -> None:
+def make_no_class(root: Path) -> None:
     draw(root / "1.png", 1)
 
 
-def of_no_picture(root: Path) -> None:
+def make_no_picture(root: Path) -> None:
     (root / "cat").mkdir(parents=True)
     (root / "cat/1.txt").write_text("no picture")
 
 
-def of_a_class_without_one(root: Path) -> None:
+def make_an_empty_class(root: Path) -> None:
     draw(root / "cat/1.png", 1)
     (root / "dog/inner").mkdir(parents=True)
 
 
-MISSING = [of_nothing, of_an_empty_folder, of_no_class, of_no_picture, of_a_class_without_one]
+MISSING = [make_nothing, make_an_empty_folder, make_no_class, make_no_picture, make_an_empty_class]
 
 
 @pytest.mark.parametrize("rule", [None, lambda path: path.endswith(".png")], ids=["pictures", "rule"])
@@ -347,7 +358,7 @@ MISSING = [of_nothing, of_an_empty_folder, of_no_class, of_no_picture, of_a_clas
 def test_missing_pictures_raise_the_errors_of_image_folder(
     make: Callable[[Path], None], rule: Any, tmp_path: Path
 ) -> None:
-    """FileNotFoundError, and RuntimeError as of older ones; also ours, and with the path."""
+    """Errors are FileNotFoundError, RuntimeError (of older versions) and PrecacheError, and name the path."""
     root = tmp_path / "photos"
     make(root)
     with pytest.raises(FileNotFoundError):
@@ -355,16 +366,16 @@ def test_missing_pictures_raise_the_errors_of_image_folder(
     for error in (FileNotFoundError, RuntimeError, PrecacheError):
         with pytest.raises(error, match=f"^{root}[:/]"):
             ImageDataset(root, is_valid_file=rule)
-    if make in (of_no_picture, of_a_class_without_one):
-        theirs, ours = (
+    if make in (make_no_picture, make_an_empty_class):
+        image_folder, dataset = (
             kind(root, is_valid_file=rule, allow_empty=True) for kind in (ImageFolder, ImageDataset)
         )
-        assert (ours.classes, ours.samples) == (theirs.classes, theirs.samples)
-        assert len(ours) == len(theirs)
+        assert (dataset.classes, dataset.samples) == (image_folder.classes, image_folder.samples)
+        assert len(dataset) == len(image_folder)
 
 
 def test_a_class_without_pictures_in_this_split_is_not_empty(tmp_path: Path) -> None:
-    """Labels are those of the whole tree, whatever a split has of them."""
+    """Labels are those of the whole tree, even if a split has no picture of some."""
     for file in ("train/cat/1.png", "train/dog/1.png", "val/dog/1.png"):
         draw(tmp_path / file, 1)
     assert ImageDataset(tmp_path, split="val").targets == [1]
@@ -374,15 +385,15 @@ def test_a_class_without_pictures_in_this_split_is_not_empty(tmp_path: Path) -> 
 
 
 def test_a_root_may_be_joined_with_the_split(tmp_path: Path) -> None:
-    """The usual scripts join the path: `os.path.join(args.data, "train")`, over a converted folder, too."""
+    """The usual scripts read `os.path.join(args.data, "train")`; `args.data` may be a converted folder."""
     for number in range(9):
         draw(tmp_path / f"tree/{'train' if number % 3 else 'val'}/{'ab'[number % 2]}/{number}.png", number)
     for root in convert_to_all(tmp_path / "tree", tmp_path).values():
         for split in ("train", "val"):
-            theirs = ImageFolder(tmp_path / "tree" / split)
-            ours = ImageDataset(os.path.join(root, split, ""), allow_empty=True)
-            assert [(number_of(picture), label) for picture, label in ours] == [
-                (number_of(picture), label) for picture, label in theirs
+            image_folder = ImageFolder(tmp_path / "tree" / split)
+            dataset = ImageDataset(os.path.join(root, split, ""), allow_empty=True)
+            assert [(number_of(picture), label) for picture, label in dataset] == [
+                (number_of(picture), label) for picture, label in image_folder
             ]
         for name in ("test", "train/val", "trian"):
             with pytest.raises(FileNotFoundError, match=str(root / name)):
@@ -392,24 +403,25 @@ def test_a_root_may_be_joined_with_the_split(tmp_path: Path) -> None:
 
 
 def test_a_lost_or_broken_file_raises_errors_of_image_folder(tmp_path: Path) -> None:
-    """Scripts leave such samples out by what is raised; and it still names the file."""
+    """Scripts catch these types to leave such samples out; the errors name the file."""
     for number in range(3):
         draw(tmp_path / f"cat/{number}.png", number)
-    theirs, *ours = ImageFolder(tmp_path), ImageDataset(tmp_path), ImageDataset(tmp_path, decode="tensor")
-    gone, broken = tmp_path / "cat/0.png", tmp_path / "cat/1.png"
-    gone.unlink()
+    image_folder = ImageFolder(tmp_path)
+    datasets = [ImageDataset(tmp_path), ImageDataset(tmp_path, decode="tensor")]
+    lost, broken = tmp_path / "cat/0.png", tmp_path / "cat/1.png"
+    lost.unlink()
     broken.write_bytes(b"no picture")
-    for index, error, path in ((0, FileNotFoundError, gone), (1, Image.UnidentifiedImageError, broken)):
+    for index, error, path in ((0, FileNotFoundError, lost), (1, Image.UnidentifiedImageError, broken)):
         with pytest.raises(error):
-            theirs[index]
-        for dataset in ours:
+            image_folder[index]
+        for dataset in datasets:
             with pytest.raises(error, match=str(path)) as caught:
                 dataset[index]
-            again = pickle.loads(pickle.dumps(caught.value))
-            assert (type(again), str(again)) == (caught.type, str(caught.value))
-            assert isinstance(again, PrecacheError)
+            unpickled = pickle.loads(pickle.dumps(caught.value))
+            assert (type(unpickled), str(unpickled)) == (caught.type, str(caught.value))
+            assert isinstance(unpickled, PrecacheError)
     with pytest.raises(Image.UnidentifiedImageError, match=f"^{broken}: "):
-        list(DataLoader(Subset(ours[0], [1]), batch_size=None, num_workers=1))
+        list(DataLoader(Subset(datasets[0], [1]), batch_size=None, num_workers=1))
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -441,14 +453,15 @@ def test_a_missing_path_in_samples_is_named(kind: str, places: dict[str, Path]) 
 
 
 def test_settings_of_other_datasets_name_the_one_to_give(raw_tree: Path) -> None:
-    for name, ours in {
+    for name, replacement in {
         "path": "root",
         "train": "split",
         "transforms": "transform",
-        "extensions": "is_valid",
+        "extensions": "is_valid_file",
     }.items():
-        with pytest.raises(SettingError, match=f"^{name} .*{ours}"):
+        with pytest.raises(SettingError, match=f"^{name} ") as caught:
             ImageDataset(raw_tree, **{name: "x"})
+        assert replacement in caught.value.remedy
     with pytest.raises(TypeError, match=r"'transfrom'.* transform"):
         ImageDataset(raw_tree, transfrom=None)
 
@@ -460,7 +473,7 @@ STORED = [*FORMATS, *(f"grey-{kind}" for kind in FORMATS)]
 def test_samples_equal_those_that_a_loader_serves(
     kind: str, converted: dict[str, Path], shaped: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the system gives what is asked for in pieces, as a network's file system may."""
+    """Samples are whole even if the system returns less than asked for, as a network's file system may."""
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
     path = {**converted, **shaped}[kind]
@@ -477,7 +490,7 @@ def test_samples_equal_those_that_a_loader_serves(
         assert (tensor.shape, tensor.dtype) == ((channels, STORED_SIZE, STORED_SIZE), torch.uint8)
         assert torch.equal(tensor, served)
         assert torch.equal(pil_to_tensor(picture), tensor)
-        tensor.zero_()  # the caller's own
+        tensor.zero_()  # its memory is the caller's own
     opened = [file.path for file in psutil.Process().open_files() if file.path.startswith(f"{tensors.root}/")]
     assert {os.path.basename(path) for path in opened} <= {"dataset.index"}  # which is mapped
     assert torch.equal(tensors[3][0], batch.images[order[3]])
@@ -485,7 +498,7 @@ def test_samples_equal_those_that_a_loader_serves(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) -> None:
-    """Also once `samples` has been asked for, which has them as they were given."""
+    """Reading `samples`, which has labels in the form of the source, does not change that."""
     convert(example_source(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
     with build_loader(tmp_path / "out", workers=1, batch_size=SAMPLES) as loader:
         (batch,) = loader
@@ -493,8 +506,8 @@ def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) 
     dataset = ImageDataset(tmp_path / "out")
     for _ in range(2):
         for id, (_, label) in zip(dataset.ids.tolist(), dataset, strict=True):
-            ours = torch.as_tensor(label)
-            assert (ours.dtype, ours.tolist()) == (labels[id].dtype, labels[id].tolist())
+            tensor = torch.as_tensor(label)
+            assert (tensor.dtype, tensor.tolist()) == (labels[id].dtype, labels[id].tolist())
         assert [label for _, label in dataset.samples] == dataset.targets
 
 
@@ -509,27 +522,27 @@ def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: dict[str, Path]) -> None:
     folders = [raw_tree, *converted.values()]
-    each = [ImageDataset(path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders]
-    for dataset in each:
-        dataset[0]  # of which workers inherit what was opened
-    each += [pickle.loads(pickle.dumps(dataset)) for dataset in each]
-    each += [
+    datasets = [ImageDataset(path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders]
+    for dataset in datasets:
+        dataset[0]  # so that forked workers inherit opened files
+    datasets += [pickle.loads(pickle.dumps(dataset)) for dataset in datasets]
+    datasets += [
         cut(ImageDataset, path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders
     ]
     loader: DataLoader[Any] = DataLoader(
-        ConcatDataset(each), batch_size=8, num_workers=2, multiprocessing_context=method
+        ConcatDataset(datasets), batch_size=8, num_workers=2, multiprocessing_context=method
     )
     served = [
         label for pictures, labels in loader for label in labels.tolist() if pictures.shape[2:] == (8, 8)
     ]
-    assert served == [label for dataset in each for _, label in dataset.samples]
+    assert served == [label for dataset in datasets for _, label in dataset.samples]
 
 
 @EACH_FORMAT
 def test_a_damaged_sample_or_shard_is_named_also_in_a_worker(
     kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A sample alone, or the shard that is short or gone."""
+    """A damaged sample raises alone; a truncated or missing shard raises for all of its samples."""
     folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
     shard, bad = flip_a_bit(folder, shard_number=1, row=1)
     read, unread = ImageDataset(folder, transform=pil_to_tensor), ImageDataset(folder)

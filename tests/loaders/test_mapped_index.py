@@ -1,4 +1,4 @@
-"""The index of a dataset is mapped: sets of any size cost what a batch needs, and processes share it."""
+"""The index of a dataset is mapped: memory does not grow with its samples, and processes share it."""
 
 import multiprocessing
 import pickle
@@ -28,7 +28,7 @@ SAMPLES, SHARDS = 2_000_000, 2_000
 
 @pytest.fixture(scope="module")
 def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of two million samples, of which no shard is there."""
+    """Dataset of two million samples, without its shards."""
     path = tmp_path_factory.mktemp("large")
     ids, per_shard = np.arange(SAMPLES), np.diff(np.arange(SHARDS + 1) * SAMPLES // SHARDS)
     manifest = open_dataset(converted["shards"]).manifest
@@ -48,37 +48,37 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "checksums": Column(np.zeros(SAMPLES, np.uint64)),
         "paths": Column(np.empty(0, np.uint8), np.zeros(SAMPLES, np.int64)),
     }
-    none = np.empty(0, np.int64)
-    source = {"source:bytes": none, "source:modified_ns": none, "source:checksums": none.astype(np.uint64)}
+    empty = np.empty(0, np.int64)
+    source = {"source:bytes": empty, "source:modified_ns": empty, "source:checksums": empty.astype(np.uint64)}
     index = write_index(path, SampleIndex(columns), {**table.arrays(), **source})
-    counted = {"classes": ("even", "odd"), "samples_per_class": {"train": (SAMPLES // 2,) * 2}}
-    write_manifest(path, replace(manifest, shards=table, index=index, scanned=SAMPLES, **counted))
+    classes = {"classes": ("even", "odd"), "samples_per_class": {"train": (SAMPLES // 2,) * 2}}
+    write_manifest(path, replace(manifest, shards=table, index=index, scanned=SAMPLES, **classes))
     return path
 
 
 def test_opening_two_million_samples_takes_little_memory(large: Path) -> None:
-    """To open them and for the first batch; and 8 bytes each in another order."""
+    """Opening and the first batch take some numbers per shard, another order 8 bytes per sample."""
     positions = np.random.default_rng(0).integers(0, SAMPLES, 64)
     tracemalloc.start()
     data = open_split(large, "train")
     assert np.array_equal(data.ids[positions], positions)
     assert np.array_equal(data.labels[positions], positions % 2)
     assert data.files[SHARDS - 1].endswith(f"train-{SHARDS - 1:05d}.safetensors")
-    opened, most = tracemalloc.get_traced_memory()
+    opened_bytes, peak_bytes = tracemalloc.get_traced_memory()
     with pytest.raises(DatasetError):
         SampleCheck(data, "first-read").compare(int(positions[0]), b"not what was written")
-    checked = tracemalloc.get_traced_memory()[0]
+    checked_bytes = tracemalloc.get_traced_memory()[0]
     dataset = ImageDataset(large)  # in the order of the ids
-    by_index = tracemalloc.get_traced_memory()[0] - checked
+    ordered_bytes = tracemalloc.get_traced_memory()[0] - checked_bytes
     tracemalloc.stop()
     assert dataset.ids[-1] == SAMPLES - 1
-    assert opened < (1 << 19) + 300 * SHARDS
-    assert most < 2 * SAMPLES + (1 << 20)
-    assert checked - opened < SAMPLES / 7  # with a bit for each, and room for the error
-    assert by_index < 8.5 * SAMPLES + (1 << 20)
+    assert opened_bytes < (1 << 19) + 300 * SHARDS
+    assert peak_bytes < 2 * SAMPLES + (1 << 20)
+    assert checked_bytes - opened_bytes < SAMPLES / 7  # a bit per sample, and the error
+    assert ordered_bytes < 8.5 * SAMPLES + (1 << 20)
 
 
-def rows_in_another_process(data: SplitData, positions: Any, answers: Any) -> None:
+def send_rows(data: SplitData, positions: Any, answers: Any) -> None:
     answers.put((data.ids[positions].tolist(), data.labels[positions].tolist()))
 
 
@@ -89,7 +89,7 @@ def test_an_unpickled_split_maps_its_index_itself(large: Path) -> None:
     assert len(pickle.dumps(data)) < 1 << 19
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.SimpleQueue()
-    process = spawn.Process(target=rows_in_another_process, args=(data, positions, answers))
+    process = spawn.Process(target=send_rows, args=(data, positions, answers))
     process.start()
     assert answers.get() == expected
     process.join()
@@ -120,12 +120,12 @@ def test_a_truncated_index_is_named(converted: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
 def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: Path) -> None:
-    """After updates the shards of a split are no range any more."""
+    """Shards of a split do not follow one another any more after updates."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
-    how = {"workers": 0, "max_rejects": 1}
-    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
+    settings = {"workers": 0, "max_rejects": 1}
+    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **settings)
     for missing in ((3, 5), (8,)):
-        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
+        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **settings)
     dataset = open_dataset(tmp_path / "out")
     table = dataset.manifest.shards
     whole = dataset.read_index(removed=True)

@@ -1,4 +1,4 @@
-"""What floats are normalised with: ImageNet's figures, the dataset's own, the caller's, or nothing."""
+"""Normalising by ImageNet's mean and standard deviation, the dataset's own, the caller's, or none."""
 
 from functools import partial
 from pathlib import Path
@@ -24,21 +24,23 @@ def served(path: Any, **settings: Any) -> torch.Tensor:
         return torch.cat([batch.images for batch in loader])
 
 
-@pytest.mark.parametrize(("splits", "of", "by"), [("train,val", "val", "train"), ("one,two", "two", "two")])
+@pytest.mark.parametrize(
+    ("shares", "split", "statistics_split"),
+    [("train=0.7,val=0.3", "val", "train"), ("one=0.7,two=0.3", "two", "two")],
+)
 def test_every_split_is_normalised_as_the_training_split(
-    splits: str, of: str, by: str, raw_tree: Path, tmp_path: Path
+    shares: str, split: str, statistics_split: str, raw_tree: Path, tmp_path: Path
 ) -> None:
-    shares = f"{splits.replace(',', '=0.7,')}=0.3"
     convert(raw_tree, tmp_path / "a", small_recipe("shards", splits=shares), workers=0)
-    found = open_dataset(tmp_path / "a").manifest.statistics[by]
-    pixels = served(tmp_path / "a", split=of)
+    statistics = open_dataset(tmp_path / "a").manifest.statistics[statistics_split]
+    pixels = served(tmp_path / "a", split=split)
     for normalize, mean, std in (
-        ("dataset", found.mean, found.std),
+        ("dataset", statistics.mean, statistics.std),
         (None, [0.0], [1.0]),
         ((np.array(MEAN), list(STD)), MEAN, STD),
         ((0.5, 0.25), [0.5], [0.25]),
     ):
-        floats = served(tmp_path / "a", dtype="float32", normalize=normalize, split=of)
+        floats = served(tmp_path / "a", dtype="float32", normalize=normalize, split=split)
         shift, scale = (torch.tensor(part, dtype=torch.float32).view(-1, 1, 1) for part in (mean, std))
         assert torch.allclose(floats, (pixels / 255 - shift) / scale, atol=1e-4)
 
@@ -60,28 +62,30 @@ def test_default_batches_are_normalised_for_a_model(
 def test_torchs_default_dtype_and_device_change_no_value(
     converted: dict[str, Path], default: torch.dtype | str
 ) -> None:
-    """Large models are built under another dtype or device. A function does what a GPU's arithmetic is."""
-    drawn = loaders.RandomAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    """Large models are built with another default; `augment_batch` stands for the work on a GPU."""
+    jitter = loaders.RandomAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     shards, both = converted["shards"], [converted["shards"], converted["webdataset"]]
 
     def serve() -> list[torch.Tensor]:
-        augments = (None, "train", drawn, partial(augment_batch, drawn, 0, 32))
+        augments = (None, "train", jitter, partial(augment_batch, jitter, 0, 32))
         settings: dict[str, Any] = {"size": 32, "dtype": "float32"}
-        found = [served(path, augment=augment, **settings) for path in (shards, both) for augment in augments]
+        images = [
+            served(path, augment=augment, **settings) for path in (shards, both) for augment in augments
+        ]
         pixels = torch.from_numpy(np.arange(192, dtype=np.uint8).reshape(1, 3, 8, 8))
-        return [*found, normalise(pixels, torch.float32)]
+        return [*images, normalise(pixels, torch.float32)]
 
     expected = serve()
     set_default = torch.set_default_dtype if isinstance(default, torch.dtype) else torch.set_default_device
     set_default(default)
     try:
-        found = serve()
+        images = serve()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == torch.float32
-        assert torch.equal(ours, theirs)
+    for tensor, expected_tensor in zip(images, expected, strict=True):
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected_tensor)
 
 
 @pytest.mark.parametrize("normalize", ["imagnet", (MEAN,), (MEAN, (0.0, 1.0, 1.0)), (("a", "b", "c"), STD)])

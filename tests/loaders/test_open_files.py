@@ -1,4 +1,4 @@
-"""How many files loaders open at a time, over all of a process; and what is said where there is no room."""
+"""Loaders keep few files open at a time, and report clearly if the process may open no more."""
 
 import gc
 import os
@@ -24,30 +24,30 @@ from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import ids_of
 from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
-EVERY = [*range(IMAGES)]
+ALL_IDS = [*range(IMAGES)]
 SHUFFLES: tuple[Any, ...] = (True, "window", False)
 
 
 @contextmanager
 def free_files(count: int) -> Iterator[None]:
-    """This process can open so many files, and no more."""
+    """Limit this process to opening `count` more files within the block."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/dev/fd")))
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    while taken[-1] < highest:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1 + count, limits[1]))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]  # take all free descriptors below the highest
+    while fillers[-1] < highest:
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(fillers) + 1 + count, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in taken:
+        for descriptor in fillers:
             os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
 def scattered(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tree in each format, a shard for each picture; and as it is."""
+    """Paths of the raw tree, and of its conversions to each format with one shard per picture."""
     root = tmp_path_factory.mktemp("scattered")
     for name in FORMATS:
         convert(raw_tree, root / name, small_recipe(name, size=16, shard_bytes=1), workers=0)
@@ -60,15 +60,15 @@ def scattered(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_open_files_do_not_grow_with_the_number_of_shards(
     backend: str, kind: str, shuffle: Any, scattered: dict[str, Path]
 ) -> None:
-    """A validation runs in the midst of a training, with a batch of all."""
+    """A validation with one batch of all samples runs in the middle of a training epoch."""
     if kind == "raw" and shuffle == "window":
-        pytest.skip("of a tree there are no shards")
+        pytest.skip("a raw tree has no shards")
     build = partial(build_loader, scattered[kind], backend=backend, shuffle=shuffle, size=16, workers=1)
     with free_files(60), build(batch_size=8) as training, build(batch_size=IMAGES) as validation:
         batches = iter(training)
         first = next(batches)
-        assert sorted(ids_of(validation)) == EVERY
-        assert sorted(ids_of([first, *batches])) == EVERY
+        assert sorted(ids_of(validation)) == ALL_IDS
+        assert sorted(ids_of([first, *batches])) == ALL_IDS
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_open_files_stay_few_with_a_cache_or_memory_bytes(
     settings: dict[str, Any], scattered: dict[str, Path]
 ) -> None:
     with free_files(30), build_loader(scattered["shards"], size=16, **settings) as loader:
-        assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == EVERY
+        assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == ALL_IDS
 
 
 def test_open_files_stay_few_in_a_mixture_and_an_image_dataset(scattered: dict[str, Path]) -> None:
     dataset = loaders.ImageDataset(scattered["shards"], decode="tensor")
     with free_files(60), build_loader([scattered[name] for name in FORMATS], size=16) as mixture:
-        assert sorted(ids_of(mixture)) == sorted(EVERY * len(FORMATS))
+        assert sorted(ids_of(mixture)) == sorted(ALL_IDS * len(FORMATS))
         assert sum(1 for _ in DataLoader(dataset, batch_size=None, num_workers=2)) == IMAGES
 
 
@@ -103,7 +103,7 @@ def test_open_files_stay_few_at_a_url(
     monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
     url = upload(scattered[kind], bucket / kind)
     with free_files(90), build_loader(url, size=16, batch_size=4, shuffle=shuffle) as loader:
-        assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == EVERY
+        assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == ALL_IDS
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own iterator
@@ -112,21 +112,21 @@ def test_open_files_stay_few_at_a_url(
 def test_too_many_open_files_are_an_error_that_loses_no_sample(
     backend: str, kind: str, when: str, scattered: dict[str, Path]
 ) -> None:
-    """Nothing is wrong with the dataset: once others have closed their files, all of it is served."""
+    """Once other files have been closed, all samples are served."""
     with build_loader(scattered[kind], backend=backend, size=16, batch_size=8, workers=1) as loader:
         batches = iter(loader)
         if when == "midway":
             next(batches)
         with free_files(0):
-            # midway, workers have what they need, and what was read ahead is there
-            may_end = suppress(OpenFilesError) if when == "midway" else pytest.raises(OpenFilesError)
-            with may_end as caught:
+            # midway, workers may have opened all they need, and some batches have been read ahead
+            may_raise = suppress(OpenFilesError) if when == "midway" else pytest.raises(OpenFilesError)
+            with may_raise as caught:
                 list(batches)
             if caught is not None:
-                assert "ulimit -n" in str(caught.value)
+                assert "ulimit -n" in caught.value.remedy
                 assert "verify" not in str(caught.value)
-            if when == "before":  # midway, threads that read ahead close files, and there is room again
+            if when == "before":  # midway, threads that read ahead close files, and others can be opened
                 with pytest.raises(OpenFilesError, match=str(scattered[kind])):
                     build_loader(scattered[kind], backend=backend)
-        assert sorted(ids_of(loader)) == EVERY
-    gc.collect()  # now, and not in the midst of another test: torch's iterator, half made, fails once more
+        assert sorted(ids_of(loader)) == ALL_IDS
+    gc.collect()  # here and not in another test: torch's half-made iterator raises when it is collected

@@ -1,4 +1,4 @@
-"""Orders: computed place by place, shared by ranks, in shards of their own for each node."""
+"""Orders are computed place by place and divided among ranks; each node reads its own shards."""
 
 import time
 import tracemalloc
@@ -26,13 +26,16 @@ def make_order(epochs: Epochs | MixedEpochs, **settings: Any) -> Order:
     return Order(epochs=epochs, **{"batch_size": 16, "last": "partial", **settings})
 
 
-def once(shares: list[Request]) -> list[int]:
-    """Positions, without those that fill up."""
-    return [i for share in shares for i in share.positions[: len(share.positions) - share.padding].tolist()]
+def unpadded(requests: list[Request]) -> list[int]:
+    """Return the positions of all requests without those that fill up."""
+    positions = []
+    for request in requests:
+        positions += request.positions[: len(request.positions) - request.padding].tolist()
+    return positions
 
 
 def served(epochs: Epochs, epoch: int = 0, **settings: Any) -> np.ndarray:
-    return np.array(once(list(make_order(epochs, **settings).batches(epoch))))
+    return np.array(unpadded(list(make_order(epochs, **settings).batches(epoch))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +71,7 @@ def test_a_window_reads_only_its_own_shards(window: int) -> None:
 
 
 def quality(order: np.ndarray, labels: np.ndarray, batch_size: int = 64) -> tuple[float, float]:
-    """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
+    """Return the mean class entropy of batches in bits, and the share of neighbours that are stored so."""
     entropies = []
     for batch in order[: len(order) // batch_size * batch_size].reshape(-1, batch_size):
         shares = np.bincount(labels[batch]) / batch_size
@@ -78,26 +81,28 @@ def quality(order: np.ndarray, labels: np.ndarray, batch_size: int = 64) -> tupl
 
 @pytest.mark.parametrize("samples", [4000, 1 << 17])
 def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
-    """40 shards of a tree of 50 classes, written shuffled; a list, and keyed."""
+    """40 shards of 50 classes, written shuffled; 4,000 samples are listed, more are permuted by a key."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(samples) * 50 // samples
     truth, _ = quality(rng.permutation(samples), labels)
     sizes = tuple(np.bincount(np.arange(samples) % 40).tolist())
-    for kind, window, near in (("full", 1, samples), ("window", 1, samples / 40), ("window", 8, samples / 5)):
-        mixed, neighbours = quality(served(make_epochs(kind, sizes, window_shards=window), 1), labels)
-        assert abs(mixed / truth - 1) < 0.01
-        assert neighbours < 3 * 2 / near
-    assert quality(np.arange(samples), np.sort(labels))[0] < 0.6 * truth, "it can tell"
+    for kind, window, pool in (("full", 1, samples), ("window", 1, samples / 40), ("window", 8, samples / 5)):
+        entropy, neighbours = quality(served(make_epochs(kind, sizes, window_shards=window), 1), labels)
+        assert abs(entropy / truth - 1) < 0.01
+        assert neighbours < 3 * 2 / pool
+    assert quality(np.arange(samples), np.sort(labels))[0] < 0.6 * truth, "the measure detects no shuffle"
 
 
 @pytest.mark.parametrize("count", [1000, 100_000])
 def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
-    """So a rejected sample does not change the order of the others."""
-    among_all = served(make_epochs("full", (count,)), 2)
-    some = np.flatnonzero(np.random.default_rng(0).random(count) < 0.3)
-    for left in (some, *(np.delete(np.arange(count), gone) for gone in (0, count // 2, count - 1))):
-        part = make_epochs("full", (len(left),), chosen=(left, count))
-        assert np.array_equal(left[served(part, 2)], among_all[np.isin(among_all, left)])
+    """A rejected sample does not change the order of the others."""
+    whole_order = served(make_epochs("full", (count,)), 2)
+    chosen_sets = [np.flatnonzero(np.random.default_rng(0).random(count) < 0.3)]
+    for rejected in (0, count // 2, count - 1):
+        chosen_sets.append(np.delete(np.arange(count), rejected))
+    for chosen in chosen_sets:
+        part = make_epochs("full", (len(chosen),), chosen=(chosen, count))
+        assert np.array_equal(chosen[served(part, 2)], whole_order[np.isin(whole_order, chosen)])
 
 
 @settings(max_examples=300, deadline=None)
@@ -114,40 +119,42 @@ def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
 def test_ranks_share_an_epoch(
     kind: str, last: str, shards: tuple[int, ...], batch_size: int, nodes: int, ranks: int
 ) -> None:
-    """Every sample once, in as many batches for each; the same global batches for any ranks of a node."""
+    """Each sample is served once, ranks have as many batches, and ranks per node change no global batch."""
     count, global_size = sum(shards), batch_size * nodes * ranks
     epochs = make_epochs(kind, shards, window_shards=2)
 
-    def make_ranks(of_node: int, size: int) -> list[Order]:
-        world = {"world_size": nodes * of_node, "nodes": nodes, "batch_size": size, "last": last}
-        return [make_order(epochs, rank=rank, **world) for rank in range(nodes * of_node)]
+    def make_ranks(ranks_per_node: int, size: int) -> list[Order]:
+        world_size = nodes * ranks_per_node
+        world = {"world_size": world_size, "nodes": nodes, "batch_size": size, "last": last}
+        return [make_order(epochs, rank=rank, **world) for rank in range(world_size)]
 
     orders = make_ranks(ranks, batch_size)
     batches = [list(order.batches(1)) for order in orders]
     whole, rest = divmod(count, global_size)
-    assert {len(order) for order in orders} == {len(of_rank) for of_rank in batches}
+    assert {len(order) for order in orders} == {len(rank_batches) for rank_batches in batches}
     assert {len(order) for order in orders} == {whole + (rest > 0 and last != "drop")}
-    got = [i for of_rank in batches for i in once(of_rank)]
-    assert len(got) == len(set(got)) == (whole * global_size if last == "drop" else count)
-    for order, of_rank in zip(orders, batches, strict=True):
-        assert order.rank_samples() == sum(len(request.positions) for request in of_rank)
-    global_batches = list(zip(*batches, strict=True))
-    for number, of_ranks in enumerate(global_batches):
-        sizes = {len(request.positions) for request in of_ranks}
+    positions = [i for rank_batches in batches for i in unpadded(rank_batches)]
+    assert len(positions) == len(set(positions)) == (whole * global_size if last == "drop" else count)
+    for order, rank_batches in zip(orders, batches, strict=True):
+        assert order.rank_samples() == sum(len(request.positions) for request in rank_batches)
+    global_batches = [list(requests) for requests in zip(*batches, strict=True)]
+    for number, requests in enumerate(global_batches):
+        sizes = {len(request.positions) for request in requests}
         if last != "partial" or number < len(global_batches) - 2:
             assert sizes == {batch_size}
         assert 1 <= min(sizes) <= max(sizes) <= min(batch_size, min(sizes) + 1)
-        assert last == "pad" or all(request.padding == 0 or sizes == {1} for request in of_ranks)
+        assert last == "pad" or all(request.padding == 0 or sizes == {1} for request in requests)
     if last == "partial" and whole and rest:
-        less, more = sorted(len(once(list(of_ranks))) for of_ranks in global_batches[-2:])
-        assert (less + more, more - less <= 1) == (global_size + rest, True)
+        smaller, larger = sorted(len(unpadded(requests)) for requests in global_batches[-2:])
+        assert smaller + larger == global_size + rest
+        assert larger - smaller <= 1
     if nodes == 1 and last == "pad" and count:
-        every = np.concatenate([request.positions for of_rank in batches for request in of_rank])
-        most = -(-global_size // count) + 1
-        assert np.bincount(every).max() <= most, "what fills up is spread over all"
-    alone = zip(*(order.batches(1) for order in make_ranks(1, batch_size * ranks)), strict=True)
-    assert [sorted(once(list(of_ranks))) for of_ranks in global_batches] == [
-        sorted(once(list(of_nodes))) for of_nodes in alone
+        padded = np.concatenate([request.positions for rank_batches in batches for request in rank_batches])
+        max_repeats = -(-global_size // count) + 1
+        assert np.bincount(padded).max() <= max_repeats, "repeats are spread over all samples"
+    one_per_node = zip(*(order.batches(1) for order in make_ranks(1, batch_size * ranks)), strict=True)
+    assert [sorted(unpadded(requests)) for requests in global_batches] == [
+        sorted(unpadded(list(requests))) for requests in one_per_node
     ]
 
 
@@ -157,8 +164,8 @@ def test_two_nodes_share_at_most_one_shard(kind: str) -> None:
     readers: dict[int, set[int]] = {}
     for rank in range(8):
         order = make_order(epochs, batch_size=4, rank=rank, world_size=8, nodes=2)
-        for share in order.batches(3):
-            for shard in set((share.positions // 100).tolist()):
+        for request in order.batches(3):
+            for shard in set((request.positions // 100).tolist()):
                 readers.setdefault(shard, set()).add(rank // 4)
     assert len(readers) == 14
     assert sum(len(nodes) > 1 for nodes in readers.values()) <= 1
@@ -179,20 +186,20 @@ def test_a_batch_of_a_billion_samples_takes_under_a_second(kind: str) -> None:
     order = make_order(epochs, batch_size=64, rank=777, world_size=1024, nodes=nodes)
     for number in (0, 10_000):
         tracemalloc.start()
-        start_s = time.thread_time()  # not that of others
+        start_s = time.thread_time()  # CPU time of this thread alone
         request = next(order.batches(2, number))
-        took_s = time.thread_time() - start_s
-        most = tracemalloc.get_traced_memory()[1]
+        duration_s = time.thread_time() - start_s
+        peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(request.positions) == 64
         assert kind != "mixture" or abs((request.positions < 10**9).sum() - 32) <= 1
-        assert took_s < 1
-        assert most < 100 << 20
+        assert duration_s < 1
+        assert peak_bytes < 100 << 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixture_equals_its_parts_sorted_by_time(kind: str) -> None:
-    """Place by place, against all of an epoch sorted by time."""
+    """Places computed one by one are compared with a whole epoch, sorted by time."""
     counts = (1000, 900, 37)
     parts = tuple(make_epochs(kind, sizes) for sizes in (SHARDS, (40, 13, 27), (50, 50)))
     for epoch in (0, 1, 5):
@@ -207,11 +214,11 @@ def test_a_mixture_equals_its_parts_sorted_by_time(kind: str) -> None:
         for rank, world_size in ((0, 1), (1, 3)):
             mixed = MixedEpochs(parts=parts, counts=counts)
             order = make_order(mixed, last="drop", rank=rank, world_size=world_size)
-            for number, share in enumerate(order.batches(epoch)):
+            for number, request in enumerate(order.batches(epoch)):
                 start = number * 16 * world_size + rank * 16
-                assert share.positions.tolist() == expected[start : start + 16]
-                assert share.places is not None
-                assert share.places.tolist() == list(range(start, start + 16)), "each drawn for itself"
+                assert request.positions.tolist() == expected[start : start + 16]
+                assert request.places is not None
+                assert request.places.tolist() == list(range(start, start + 16)), "repeats are drawn anew"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 255, 256, 257, 1000, 65_537, 1 << 17, (1 << 17) + 1, 300_000])
@@ -238,30 +245,30 @@ def test_a_huge_permutation_can_be_inverted(count: int) -> None:
 
 def test_a_permutation_is_the_same_on_every_machine() -> None:
     assert KeyedPermutation(1000, (7, 1, 2)).at(np.arange(5)).tolist() == [546, 669, 875, 975, 354]
-    of_many = KeyedPermutation(10**9, (7, 1, 2)).at(np.arange(3))
-    assert of_many.tolist() == [508507684, 837948263, 580567251]
+    billion = KeyedPermutation(10**9, (7, 1, 2)).at(np.arange(3))
+    assert billion.tolist() == [508507684, 837948263, 580567251]
 
 
 def test_a_permutation_is_statistically_uniform() -> None:
-    """By chi-squared statistics, less than five standard deviations off: four rounds are off by 9.
+    """Chi-squared statistics are less than five standard deviations off; those of four rounds are 9 off.
 
-    Each sample comes anywhere as often; what comes side by side lies as far apart; places that differ in one
-    bit, and neighbouring keys, have nothing in common.
+    Each sample comes at each place equally often, distances between neighbours are those of random draws,
+    and neither places that differ in one bit nor neighbouring keys are correlated.
     """
 
     def deviations(observed: np.ndarray, expected: np.ndarray | float) -> float:
         freedom = observed.size - 1
         return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
-    # of 1,000 samples, a number at which hashes are the least random
-    drawn = np.stack([KeyedPermutation(COUNT, (key, 7)).at(np.arange(COUNT)) for key in range(KEYS)])
-    seen = np.stack([np.bincount(column, minlength=COUNT) for column in drawn.T])
-    assert abs(deviations(seen, KEYS / COUNT)) < 5
-    apart = np.bincount(np.abs(np.diff(drawn)).ravel(), minlength=COUNT)[1:]
-    of_lots = 2 * (COUNT - np.arange(1, COUNT)) / (COUNT * (COUNT - 1)) * KEYS * (COUNT - 1)
-    assert abs(deviations(apart, of_lots)) < 5
+    # 1,000 samples, a number for which the hashes are the least random
+    permutations = np.stack([KeyedPermutation(COUNT, (key, 7)).at(np.arange(COUNT)) for key in range(KEYS)])
+    place_counts = np.stack([np.bincount(column, minlength=COUNT) for column in permutations.T])
+    assert abs(deviations(place_counts, KEYS / COUNT)) < 5
+    distances = np.bincount(np.abs(np.diff(permutations)).ravel(), minlength=COUNT)[1:]
+    random_distances = 2 * (COUNT - np.arange(1, COUNT)) / (COUNT * (COUNT - 1)) * KEYS * (COUNT - 1)
+    assert abs(deviations(distances, random_distances)) < 5
     for bit in (0, 4, 5, 9):
-        pairs = drawn[:, 5] // 100 * 10 + drawn[:, 5 ^ (1 << bit)] // 100
+        pairs = permutations[:, 5] // 100 * 10 + permutations[:, 5 ^ (1 << bit)] // 100
         assert abs(deviations(np.bincount(pairs, minlength=100), KEYS / 100)) < 5
-    same = (drawn[1:] == drawn[:-1]).sum(axis=1)
-    assert abs(same.mean() - 1) < 5 / np.sqrt(KEYS)
+    matches = (permutations[1:] == permutations[:-1]).sum(axis=1)
+    assert abs(matches.mean() - 1) < 5 / np.sqrt(KEYS)

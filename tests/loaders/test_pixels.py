@@ -1,4 +1,4 @@
-"""Every backend shows what torchvision's recipe shows, as near as what is stored allows."""
+"""Backends serve the pixels of torchvision's recipe, to within what the stored pictures allow."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,7 +18,7 @@ from tests import pixel_contract as contract
 from tests.building import build_loader
 
 SIZE = 112
-STORED = {  # of the tree's pictures, which have 300 pixels or so
+STORED = {  # recipes; the tree's pictures have about 300 pixels a side
     "original": {"format": "shards", "size": 448},
     "twice": {"format": "shards", "size": 2 * SIZE},
     "exact": {"format": "shards", "size": 128, "resample": "bilinear"},
@@ -27,14 +27,14 @@ STORED = {  # of the tree's pictures, which have 300 pixels or so
     "tars": {"format": "webdataset", "size": 448},
     "records": {"format": "dali", "size": 448},
 }
-# backend, what it reads, and the least worst and mean distance in dB of validation, and of random crops
+# (backend, what it reads, validation, random crops): for both the smallest and mean distance allowed, in dB
 CASES = [
     ("pytorch", "raw", (50, 60), (50, 60)),
     ("dali", "raw", (50, 54), (42, 50)),
     ("shards", "original", (50, 60), (50, 60)),
     ("shards", "twice", (34, 38), (28, 38)),
     ("shards", "exact", (50, 60), (20, 28)),
-    ("shards", "square", (50, 60), None),  # it lacks what lies beside it
+    ("shards", "square", (50, 60), None),  # the parts beside the square are not stored
     ("shards", "large-square", (30, 36), None),
     ("webdataset", "tars", (30, 40), (30, 40)),
     ("dali", "tars", (30, 40), (30, 40)),
@@ -45,17 +45,17 @@ EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-
 
 @pytest.fixture(scope="module")
 def stored(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the tree became, by name of STORED."""
+    """Function from a name of STORED to the folder that the tree is converted into."""
     root = tmp_path_factory.mktemp("stored")
 
     @cache
-    def made(name: str) -> Path:
+    def make(name: str) -> Path:
         if name == "raw":
             return raw_tree
         convert(raw_tree, root / name, Recipe(**STORED[name]), workers=0)
         return root / name
 
-    return made
+    return make
 
 
 def opener(backend: str, path: Path) -> contract.Build:
@@ -78,13 +78,13 @@ def test_random_crops_are_those_of_the_original(
 ) -> None:
     backend, name, _, distances = case
     if distances is None:
-        pytest.skip("a square is another picture: its crops are compared with nothing")
+        pytest.skip("crops of a stored square are not crops of the original")
     path = stored(name)
     contract.check_random_crops(opener(backend, path), path, raw_tree, SIZE, *distances)
 
 
 def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
-    """Blocks of some six pixels."""
+    """Return random blocks of about six pixels."""
     rng = np.random.default_rng((height, width))
     coarse = rng.integers(0, 255, (height // 6 + 1, width // 6 + 1, channels), np.uint8)
     return np.ascontiguousarray(coarse[np.arange(height) // 6][:, np.arange(width) // 6])
@@ -121,31 +121,31 @@ def test_a_device_resizes_as_pillow_does(side: int) -> None:
     images = torch.from_numpy(picture).permute(2, 0, 1).expand(len(boxes), -1, -1, -1).float()
     mirrored = torch.tensor([False, True, False, True])
     served = crop_and_resize(images, torch.from_numpy(boxes).float(), mirrored, side).permute(0, 2, 3, 1)
-    for ours, (left, top, width, height), flipped in zip(
+    for crop, (left, top, width, height), is_mirrored in zip(
         served.numpy(), boxes.tolist(), mirrored.tolist(), strict=True
     ):
         part = Image.fromarray(picture).crop((left, top, left + width, top + height))
         expected = np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).astype(float)
-        assert np.abs(ours - (expected[:, ::-1] if flipped else expected)).max() <= 1.5
+        assert np.abs(crop - (expected[:, ::-1] if is_mirrored else expected)).max() <= 1.5
 
 
 @pytest.mark.parametrize("size", [8, 13, (9, 40), (30, 5)])
 def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) -> None:
-    """Crops that are not resized: to the byte, with black around where less is stored."""
+    """Crops that are not resized are equal to the byte, the black border of small pictures included."""
     stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
     pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
-    found = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
-    expected = np.empty(found.shape, np.uint8)
+    crops = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
+    expected = np.empty(crops.shape, np.uint8)
     for picture, box, mirrored, out in zip(
         pictures, *augment.Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
     ):
         augment.crop_into([picture], [box.tolist()], [bool(mirrored)], [out])
-    assert np.array_equal(found.numpy(), expected)
+    assert np.array_equal(crops.numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
 def test_centre_boxes_equal_torchvisions_for_any_shape(size: int) -> None:
-    """Of 1 pixel, of 1:100, and all between: the box that `Resize` and `CenterCrop` show."""
+    """Boxes are those that `Resize` and `CenterCrop` show, for pictures from 1 pixel to ratios of 1:100."""
     rng = np.random.default_rng(0)
     shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))
     recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])

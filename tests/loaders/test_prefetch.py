@@ -1,4 +1,4 @@
-"""A thread that reads ahead: how far, and that nothing keeps it from ending."""
+"""A thread that reads ahead keeps its depth, and ends in every case."""
 
 import gc
 import os
@@ -23,42 +23,42 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
 
 def test_prefetch_keeps_the_order_and_its_depth() -> None:
     assert list(Prefetch(iter(range(100)), 3)) == list(range(100))
-    coming = iter(range(100))
-    ahead = Prefetch(coming, 3)
-    assert next(ahead) == 0
-    wait_until(lambda: length_hint(coming) == 95)  # one taken, three queued, one in hand
+    source = iter(range(100))
+    prefetch = Prefetch(source, 3)
+    assert next(prefetch) == 0
+    wait_until(lambda: length_hint(source) == 95)  # one taken, three queued, one waits for room
     time.sleep(0.05)
-    assert length_hint(coming) == 95
-    ahead.close()
+    assert length_hint(source) == 95
+    prefetch.close()
 
 
 def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
-    reads_on = threading.Event()
+    may_go_on = threading.Event()
 
     def source() -> Iterator[int]:
         yield 0
-        reads_on.wait(30)
+        may_go_on.wait(30)
         yield 1
 
     threads = threading.active_count()
-    ahead = Prefetch(source(), 2)
-    assert next(ahead) == 0
+    prefetch = Prefetch(source(), 2)
+    assert next(prefetch) == 0
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         start_s = time.monotonic()
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            ahead.close()
+            prefetch.close()
         assert time.monotonic() < start_s + 5
     finally:
         signal.signal(signal.SIGINT, before)
-        reads_on.set()
+        may_go_on.set()
     wait_until(lambda: threading.active_count() == threads)
 
 
 @pytest.mark.parametrize("where", ["own", "helper"])
 def test_a_prefetch_collected_in_its_own_thread_ends(where: str) -> None:
-    """A cycle is collected by whichever thread happens to; none may wait for itself."""
+    """The garbage collector may run in any thread, which must not wait for itself."""
     dropped, collected = threading.Event(), threading.Event()
 
     def collect() -> None:
@@ -75,11 +75,11 @@ def test_a_prefetch_collected_in_its_own_thread_ends(where: str) -> None:
     before = threading.active_count()
     gc.disable()
     try:
-        ahead = Prefetch(source(), 2)
-        assert next(ahead) == 0
-        cycle: list[object] = [ahead]
+        prefetch = Prefetch(source(), 2)
+        assert next(prefetch) == 0
+        cycle: list[object] = [prefetch]
         cycle.append(cycle)
-        del ahead, cycle
+        del prefetch, cycle
         dropped.set()
         assert collected.wait(10)
         wait_until(lambda: threading.active_count() == before)

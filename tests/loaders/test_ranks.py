@@ -1,4 +1,4 @@
-"""Ranks as torchrun starts them: real processes, told nothing but the path; shards of each node."""
+"""Ranks as torchrun starts them, in real processes without rank settings; shards of each node."""
 
 import json
 import os
@@ -55,11 +55,11 @@ def test_ranks_serve_each_sample_once_in_as_many_batches(converted: dict[str, Pa
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for setting, epoch in product(ranks[0], range(2)):
         batches = [rank[setting][epoch] for rank in ranks]
-        once = [i for of_rank in batches for _, ids in of_rank for i in ids]
+        unpadded = [i for rank_batches in batches for _, ids in rank_batches for i in ids]
         dropped = IMAGES % 12 if setting == "drop 4" else 0
-        assert len(once) == len(set(once)) == IMAGES - dropped
-        for of_ranks in zip(*batches, strict=True):
-            sizes = [len(ids) for ids, _ in of_ranks]
+        assert len(unpadded) == len(set(unpadded)) == IMAGES - dropped
+        for global_batch in zip(*batches, strict=True):
+            sizes = [len(ids) for ids, _ in global_batch]
             assert max(sizes) - min(sizes) <= (setting == "partial 4")
 
 
@@ -68,15 +68,15 @@ def test_each_node_reads_shards_of_its_own(converted: dict[str, Path], shuffle: 
     path = converted["shards"]
     data = open_split(path, "train")
     shard_of = dict(zip(data.ids.tolist(), data.locate(np.arange(IMAGES))[0].tolist(), strict=True))
-    for per_node, most in ((3, 1), (2, 2)):
+    for per_node, max_shared in ((3, 1), (2, 2)):
         settings = {"shuffle": shuffle, "batch_size": 2, "world_size": 6, "per_node": per_node}
-        with ExitStack() as at_end:
-            ranks = [at_end.enter_context(build_loader(path, rank=rank, **settings)) for rank in range(6)]
+        with ExitStack() as stack:
+            ranks = [stack.enter_context(build_loader(path, rank=rank, **settings)) for rank in range(6)]
             for _ in range(2):
                 ids = {(rank // per_node, i) for rank, loader in enumerate(ranks) for i in ids_of(loader)}
                 assert len(ids) == IMAGES
                 readers = {(node, shard_of[i]) for node, i in ids}
-                assert len(readers) - len(data.files) <= most
+                assert len(readers) - len(data.files) <= max_shared
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_RANK"])
@@ -87,7 +87,7 @@ def test_launcher_variables_are_ignored_if_empty_and_named_if_wrong(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Launchers leave variables empty, and scripts write 0 processes and rank -1 where there are none."""
+    """Launchers leave variables empty, and scripts set 0 processes and rank -1 if nothing is launched."""
 
     def serve(text: str) -> tuple[int, list[int]]:
         monkeypatch.setenv(name, text)

@@ -1,4 +1,4 @@
-"""`Reading(engine="ray")`: what dies on a cluster, and what is said of it; see test_backends for the rest."""
+"""`Reading(engine="ray")` when workers, nodes or files are lost; test_backends has its batches."""
 
 import json
 import os
@@ -31,10 +31,9 @@ def on_ray(ray_cluster: Any) -> dict[str, Any]:
     return {"engine": "ray", "workers": 2}
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether two batches are."""
-    pairs = ((ours.images, theirs.images), (ours.labels, theirs.labels), (ours.ids, theirs.ids))
-    return all(torch.equal(one, other) for one, other in pairs)
+def are_equal(a: Any, b: Any) -> bool:
+    """Return whether two batches have the same images, labels and ids."""
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "labels", "ids"))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("raw", marks=pytest.mark.slow), "shards"])
@@ -49,23 +48,23 @@ def test_ray_handles_damaged_and_missing_files_like_a_local_reader(
     def damage() -> None:
         file.write_bytes(content[: len(content) * 2 // 3]) if kind == "raw" else flip_a_bit(path, 3)
 
-    for happens in (damage, file.unlink):
-        said = []
+    for change_file in (damage, file.unlink):
+        errors = []
         for reading in (on_ray, local):
             file.write_bytes(content)
             with build_loader(path, batch_size=16, **reading) as loader:
-                happens()
+                change_file()
                 with pytest.raises(PrecacheError) as caught:
                     list(loader)
-            said.append((type(caught.value), str(caught.value)))
-        assert said[0] == said[1]
+            errors.append((type(caught.value), str(caught.value)))
+        assert errors[0] == errors[1]
     file.write_bytes(content)
     damage()
     served = []
     for reading in (on_ray, local):
         with build_loader(path, batch_size=16, on_error="skip", **reading) as loader:
             served.append(list(loader))
-    assert all(same(*pair) for pair in zip(*served, strict=True))
+    assert all(are_equal(*pair) for pair in zip(*served, strict=True))
     assert len(ids_of(served[0])) == 69
 
 
@@ -81,7 +80,7 @@ def test_a_dead_ray_worker_loses_and_repeats_no_sample(
     monkeypatch.setattr(ray_reader, "decode", dies_once)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
     with build_loader(raw_tree, **settings) as local, build_loader(raw_tree, **settings, **on_ray) as remote:
-        assert all(same(*pair) for pair in zip(remote, local, strict=True))
+        assert all(are_equal(*pair) for pair in zip(remote, local, strict=True))
     assert (tmp_path / "died").exists()
 
 
@@ -97,22 +96,22 @@ def test_a_node_with_other_versions_is_named(
         build_loader(raw_tree, batch_size=4, **on_ray)
 
 
-@pytest.mark.parametrize("there", ["raw", "webdataset", "none"])
+@pytest.mark.parametrize("seen", ["raw", "webdataset", "none"])
 def test_a_node_that_sees_other_data_is_named(
-    there: str,
+    seen: str,
     raw_tree: Path,
     converted: dict[str, Path],
     tmp_path: Path,
     on_ray: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tree that is missing there; another dataset; none."""
-    path = Path(shutil.copytree(raw_tree if there == "raw" else converted["shards"], tmp_path / "copy"))
+    """The node does not see the tree, or sees another dataset, or no dataset at the path."""
+    path = Path(shutil.copytree(raw_tree if seen == "raw" else converted["shards"], tmp_path / "copy"))
 
     def elsewhere(job: list[Any], request: Request) -> Any:
         path.rename(path.with_name(f"copy-{os.getpid()}"))
-        if there == "webdataset":
-            path.symlink_to(converted[there])
+        if seen == "webdataset":
+            path.symlink_to(converted[seen])
         return ray_reader.decode(job, request)
 
     monkeypatch.setattr(ray_reader, "decode", elsewhere)
@@ -161,7 +160,7 @@ def test_a_program_that_closes_nothing_ends_with_its_own_exit_code(raw_tree: Pat
 
 
 def serve_an_epoch(settings: dict[str, str]) -> None:
-    """In a worker of Ray Train."""
+    """Serve an epoch in a worker of Ray Train, and write the ids to a file."""
     from ray import train
 
     reading = loaders.Reading(workers=0, threads=1)
@@ -173,7 +172,7 @@ def serve_an_epoch(settings: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray_cluster: Any) -> None:
-    """Where nobody has initialised torch.distributed; the example trains where somebody has."""
+    """Here torch.distributed is not initialised; the example of Ray Train initialises it."""
     pytest.importorskip("ray.train", exc_type=ImportError, reason="pip install 'ray[train]'")
     from ray.train import RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -193,7 +192,7 @@ def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray
 def test_a_lost_node_loses_and_repeats_no_sample(
     raw_tree: Path, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First one of two; then the last one, which is an error."""
+    """Removing one node of two is no error; removing the last one is."""
     monkeypatch.setattr(ray_reader, "_NO_NODE_S", 1.0)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
     node = ray_cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)
@@ -205,7 +204,7 @@ def test_a_lost_node_loses_and_repeats_no_sample(
         served = [next(batches)]
         ray_cluster.remove_node(node, allow_graceful=False)
         served += batches
-        assert all(same(*pair) for pair in zip(served, expected, strict=True))
+        assert all(are_equal(*pair) for pair in zip(served, expected, strict=True))
 
         batches = iter(remote)
         next(batches)

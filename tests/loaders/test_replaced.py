@@ -1,4 +1,4 @@
-"""A folder that a loader has open, and where something else is put: what is served is what was opened."""
+"""A loader serves the dataset that it opened, even if another one takes its place in the folder."""
 
 import os
 import shutil
@@ -26,9 +26,10 @@ PICTURES = 48
 
 @dataclass(frozen=True)
 class Place:
-    """A tree of two classes, told apart by their colours, and its dataset, two pictures a shard.
+    """Tree of two classes with different colours, and its dataset with two pictures per shard.
 
-    In `another` the first class has another name: so its pictures have other ids, and both other labels.
+    In `another` the first class is renamed, so that its pictures have other ids, and both classes other
+    labels.
     """
 
     folder: Path
@@ -46,9 +47,9 @@ class Place:
     def elsewhere(self) -> Path:
         return self.folder.with_name("elsewhere")
 
-    def convert(self, **how: Any) -> None:
+    def convert(self, **options: Any) -> None:
         recipe = small_recipe(self.format, size=16, shard_bytes=2 * 16 * 16 * 3)
-        convert(self.tree, self.folder, recipe, workers=0, **how)
+        convert(self.tree, self.folder, recipe, workers=0, **options)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
 
 @pytest.fixture
 def place(places: dict[str, Place], tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    """One of them, to be changed."""
+    """Copy of one of `places`, which the test may change."""
     name = request.param
     shutil.copytree(places[name].folder.parent, tmp_path / "place")
     return Place(tmp_path / "place" / "data", name)
@@ -89,7 +90,7 @@ def move_another_there(place: Place) -> None:
 
 
 def copy_another_there(place: Place) -> None:
-    """File by file, as rsync does."""
+    """Replace the dataset file by file, as rsync does."""
     for path in sorted(place.another.iterdir()):
         os.replace(path, place.folder / path.name)
 
@@ -111,14 +112,14 @@ def touch(place: Place) -> None:
 
 
 def update(place: Place) -> None:
-    """Twice: pictures are removed, and a class comes before all others."""
+    """Update the dataset twice: a picture is removed, and a class added that sorts before all others."""
     (place.tree / "a" / "00.png").unlink()
     place.convert(update=True)
     shutil.copytree(place.tree / "b", place.tree / "0")
     place.convert(update=True)
 
 
-GONE: dict[str, Callable[[Place], Any]] = {
+REPLACED: dict[str, Callable[[Place], Any]] = {
     "overwritten": overwrite,
     "removed": lambda place: shutil.rmtree(place.folder),
     "moved": lambda place: place.folder.rename(place.elsewhere),
@@ -126,18 +127,18 @@ GONE: dict[str, Callable[[Place], Any]] = {
     "another moved there": move_another_there,
     "another copied there": copy_another_there,
 }
-BACK: dict[str, Callable[[Place], Any]] = {
+RESTORED: dict[str, Callable[[Place], Any]] = {
     "the same converted anew": convert_the_same,
     "moved there and back": lambda place: place.folder.rename(place.elsewhere).rename(place.folder),
 }
-THERE: dict[str, Callable[[Place], Any]] = {"touched": touch, "updated": update}
-CHANGES = {**GONE, **BACK, **THERE}
+STILL_OPEN: dict[str, Callable[[Place], Any]] = {"touched": touch, "updated": update}
+CHANGES = {**REPLACED, **RESTORED, **STILL_OPEN}
 READERS = [
     *(pytest.param("shards", "shards", shuffle, id=f"shards-{shuffle}") for shuffle in (True, "window")),
     pytest.param("webdataset", "webdataset", False, id="webdataset-False"),
     *(
-        pytest.param(*arm.values, "window", id=arm.id, marks=arm.marks)
-        for arm in backend_params(("dali", "dali"))
+        pytest.param(*case.values, "window", id=case.id, marks=case.marks)
+        for case in backend_params(("dali", "dali"))
     ),
 ]
 
@@ -149,8 +150,8 @@ def test_another_dataset_is_never_served(backend: str, place: Place, change: str
         partial(build_loader, place.folder, backend=backend, shuffle=shuffle, batch_size=4, workers=1),
         partial(CHANGES[change], place),
         place.folder,
-        stays=change in THERE,
-        serves=change not in GONE,
+        stays=change in STILL_OPEN,
+        serves=change not in REPLACED,
     )
 
 
@@ -160,7 +161,7 @@ def test_an_image_dataset_never_reads_a_replaced_dataset(place: Place, change: s
     dataset = loaders.ImageDataset(place.folder, decode="tensor")
     before = [(picture.numpy().tobytes(), label) for picture, label in dataset]
     CHANGES[change](place)
-    if change not in GONE:
+    if change not in REPLACED:
         assert [(picture.numpy().tobytes(), label) for picture, label in dataset] == before
         return
     for row in range(PICTURES):
@@ -170,19 +171,19 @@ def test_an_image_dataset_never_reads_a_replaced_dataset(place: Place, change: s
 
 @pytest.mark.parametrize("place", FORMATS, indirect=True)
 def test_a_replaced_dataset_is_not_reported_as_damaged(place: Place) -> None:
-    """Also without checksums; and the new one can be opened."""
+    """The replacement is reported even without checksums, and the new dataset can be opened."""
     with build_loader(place.folder, shuffle="window", batch_size=4, check="never") as loader:
         assert len(ids_of(loader)) == PICTURES
         overwrite(place)
         with pytest.raises(DatasetError, match=f"{place.folder}: .* was replaced"):
-            list(chain(loader, loader))  # of the first some was read ahead
+            list(chain(loader, loader))  # some batches of the first epoch were read ahead
     with build_loader(place.folder) as loader:
         assert len(ids_of(loader)) == PICTURES
 
 
 @pytest.mark.parametrize("place", ["webdataset"], indirect=True)
 def test_a_conversion_never_reads_a_replaced_dataset(place: Place, tmp_path: Path) -> None:
-    """A conversion that reads one; it comes to an end, or to an error that names it."""
+    """A conversion that reads a dataset raises an error that names it if it is replaced meanwhile."""
     with pytest.raises(DatasetError, match=f"{place.folder}: .* was replaced"):
         convert(
             place.folder,

@@ -1,6 +1,6 @@
-"""`cache="ram"` is one copy a host, not always of everything: real processes, killed as the system kills.
+"""`cache="ram"` is one copy per host, perhaps of a part; tested with real processes, some of them killed.
 
-Ranks are processes forked of one that has torch imported, which is quick.
+Ranks are processes forked from one that has imported torch, so that they start quickly.
 """
 
 import multiprocessing
@@ -37,42 +37,42 @@ ANSWER_S = 60
 
 
 class Rank:
-    """A process with a loader that has a cache.
+    """Process with a loader that has a cache.
 
     Args:
-        prefix: of the names of their memory, tells those that share from those of other tests.
-        kill_at: how many pictures it keeps; in the midst of the last of them it is killed.
-        scratch: its folder for temporary files, which no other test writes to.
+        prefix: prefix of the names of shared memory, which keeps ranks of other tests apart.
+        kill_at: number of the picture during whose copy into the cache the process is killed; 0: never.
+        scratch: folder for temporary files, to which no other test writes.
     """
 
     def __init__(
         self, path: Path, settings: dict[str, Any], prefix: str, kill_at: int, scratch: Path
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        self._connection, theirs = context.Pipe()
+        self._connection, child_connection = context.Pipe()
         self.process = context.Process(
-            target=_run, args=(theirs, str(path), settings, prefix, kill_at, str(scratch))
+            target=_run, args=(child_connection, str(path), settings, prefix, kill_at, str(scratch))
         )
         self.process.start()
-        theirs.close()
+        child_connection.close()
 
-    def hear(self) -> Any:
-        """What it says next; EOFError: it has ended."""
-        assert self._connection.poll(ANSWER_S), "says nothing"
+    def receive(self) -> Any:
+        """Return the next message of the process; raise EOFError if it has ended."""
+        assert self._connection.poll(ANSWER_S), "no message"
         return self._connection.recv()
 
-    def ask(self, epoch: int) -> None:
-        """Have it serve an epoch; `hear` gives what."""
+    def start_epoch(self, epoch: int) -> None:
+        """Tell the process to serve an epoch; `receive` returns the result."""
         self._connection.send(epoch)
 
     def serve(self, epoch: int) -> tuple[dict[int, int], int]:
-        """What it serves in an epoch, id -> checksum of the pixels, and how many samples were read for it."""
-        self.ask(epoch)
-        served: tuple[dict[int, int], int] = self.hear()
-        return served
+        """Serve an epoch, and return checksums of the pixels by id, and how many samples were read for it."""
+        self.start_epoch(epoch)
+        result: tuple[dict[int, int], int] = self.receive()
+        return result
 
     def kill(self) -> None:
-        """As `kill -9`, and wait for it."""
+        """Kill the process by SIGKILL, and wait until it has ended."""
         self.process.kill()
         self.process.join()
 
@@ -83,35 +83,35 @@ def _run(
     torch.set_num_threads(1)
     tempfile.tempdir = scratch
     host_memory._PREFIX = prefix
-    read = copied = 0
-    take_in, write = cache.CachedReader._take_in, host_memory.HostMemory.write
+    read_samples = copied_pictures = 0
+    store_and_serve, write = cache.CachedReader._store_and_serve, host_memory.HostMemory.write
 
-    def count(self: Any, request: Any, slots: Any, batch: Any) -> Any:
-        nonlocal read
-        read += len(slots)
-        return take_in(self, request, slots, batch)
+    def count_and_serve(self: Any, request: Any, slots: Any, batch: Any) -> Any:
+        nonlocal read_samples
+        read_samples += len(slots)
+        return store_and_serve(self, request, slots, batch)
 
-    def break_off(self: Any, start: int, pixels: Any) -> None:
-        nonlocal copied
-        copied += 1
-        if copied == kill_at:
+    def write_or_die(self: Any, start: int, pixels: Any) -> None:
+        nonlocal copied_pictures
+        copied_pictures += 1
+        if copied_pictures == kill_at:
             write(self, start, pixels[: len(pixels) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, start, pixels)
 
-    cache.CachedReader._take_in = count  # type: ignore[method-assign]
-    host_memory.HostMemory.write = break_off  # type: ignore[method-assign]
+    cache.CachedReader._store_and_serve = count_and_serve  # type: ignore[method-assign]
+    host_memory.HostMemory.write = write_or_die  # type: ignore[method-assign]
     with build_loader(path, **{"cache": "ram", "workers": 1, "batch_size": 8, **settings}) as loader:
         connection.send("ready")
         with suppress(EOFError):
             while True:
                 loader.set_epoch(connection.recv())
-                before = read
-                connection.send((checksums(loader), read - before))
+                before = read_samples
+                connection.send((checksums(loader), read_samples - before))
 
 
 def checksums(batches: Any) -> dict[int, int]:
-    """Id -> checksum of its pixels."""
+    """Return the checksums of the pixels by id."""
     return {
         i: xxhash.xxh3_64_intdigest(image)
         for batch in batches
@@ -122,15 +122,15 @@ def checksums(batches: Any) -> dict[int, int]:
 
 
 def memory_files(pid: int | str = "self") -> dict[int, str]:
-    """The memory that a process keeps pictures in: inode -> where it can be opened."""
-    found = {}
-    with suppress(OSError):  # it has ended, or is another user's
+    """Return paths of the memory in which a process caches pictures, by inode."""
+    paths = {}
+    with suppress(OSError):  # the process has ended, or is another user's
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
-            with suppress(OSError):  # it has been closed
+            with suppress(OSError):  # the file has been closed
                 if os.readlink(path).startswith("/memfd:precache-"):
-                    found[os.stat(path).st_ino] = path
-    return found
+                    paths[os.stat(path).st_ino] = path
+    return paths
 
 
 Start = Callable[..., list[Rank]]
@@ -148,15 +148,15 @@ def _preloaded() -> Iterator[None]:
 def start(
     _preloaded: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Start]:
-    """Starts ranks at a time, each with its settings, that share with nobody but one another."""
+    """Function that starts ranks at a time, each with its settings, which share with one another alone."""
     prefix = f"precache-{os.getpid()}-{hash(request.node.name)}-"
     monkeypatch.setattr(host_memory, "_PREFIX", prefix)
     ranks: list[Rank] = []
 
     def start(path: Path, *settings: dict[str, Any], kill_at: int = 0) -> list[Rank]:
-        started = [Rank(path, each, prefix, kill_at, tmp_path) for each in settings]
+        started = [Rank(path, rank_settings, prefix, kill_at, tmp_path) for rank_settings in settings]
         ranks.extend(started)
-        assert [rank.hear() for rank in started] == ["ready"] * len(started)
+        assert [rank.receive() for rank in started] == ["ready"] * len(started)
         return started
 
     yield start
@@ -168,14 +168,14 @@ def ranks_of(world_size: int, **settings: Any) -> list[dict[str, Any]]:
     return [{"rank": rank, "world_size": world_size, **settings} for rank in range(world_size)]
 
 
-def due(path: Path, **settings: Any) -> dict[int, int]:
-    """Id -> checksum of its pixels, read without a cache."""
+def uncached_checksums(path: Path, **settings: Any) -> dict[int, int]:
+    """Return the checksums of the pixels by id, read without a cache."""
     with build_loader(path, workers=1, batch_size=8, **settings) as loader:
         return checksums(loader)
 
 
-def left_behind(scratch: Path) -> list[str]:
-    """Files that ranks left: any in their own folder, and in /dev/shm those with their prefix."""
+def leftover_files(scratch: Path) -> list[str]:
+    """Return the files that ranks left in their own folder, and in /dev/shm with their prefix."""
     in_memory = [name for name in os.listdir("/dev/shm") if name.startswith(host_memory._PREFIX)]
     return in_memory + os.listdir(scratch)
 
@@ -184,9 +184,9 @@ def left_behind(scratch: Path) -> list[str]:
 def test_ranks_share_one_copy_and_decode_each_picture_once(
     kind: str, raw_tree: Path, converted: dict[str, Path], start: Start, tmp_path: Path
 ) -> None:
-    """Also who joins when who made the memory was killed; it has no name, and goes with the last."""
+    """A rank may join after the one that made the memory was killed; the memory is freed with the last."""
     path = {"raw": raw_tree, **converted}[kind]
-    expected = due(path, size=STORED_SIZE)
+    expected = uncached_checksums(path, size=STORED_SIZE)
     ranks = start(path, *ranks_of(3, size=STORED_SIZE))
     first = [rank.serve(0) for rank in ranks]
     assert {i: c for served, _ in first for i, c in served.items()} == expected
@@ -196,32 +196,32 @@ def test_ranks_share_one_copy_and_decode_each_picture_once(
     ranks.pop(0).kill()
     ranks += start(path, {"size": STORED_SIZE, "seed": 7})
     assert ranks[-1].serve(0) == (expected, 0)
-    memory = {inode: at for rank in ranks for inode, at in memory_files(rank.process.pid or 0).items()}
+    memory = {i: file for rank in ranks for i, file in memory_files(rank.process.pid or 0).items()}
     (status,) = map(os.stat, memory.values())
     assert status.st_nlink == 0
     assert 1 <= status.st_blocks * 512 / (IMAGES * STORED_SIZE**2 * 3) < 1.2
     for rank in ranks:
         rank.kill()
-    end_s = time.monotonic() + 20  # torch's workers look every few seconds whether their parent lives
+    end_s = time.monotonic() + 20  # torch's workers check every few seconds whether their parent is alive
     while any(memory_files(pid).keys() & memory.keys() for pid in filter(str.isdigit, os.listdir("/proc"))):
         assert time.monotonic() < end_s
         time.sleep(0.1)
-    assert left_behind(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "keep-webdataset"])
 def test_a_half_written_picture_is_never_served(
     kind: str, converted: dict[str, Path], shaped: dict[str, Path], start: Start
 ) -> None:
-    """A rank is killed with half a picture written, another goes on, and a third comes."""
+    """A rank is killed with half a picture written, another goes on, and a third one joins."""
     path = {**converted, **shaped}[kind]
-    expected = due(path, size=36)
+    expected = uncached_checksums(path, size=36)
     (other,) = start(path, {"size": 36})
     for kill_at in (1, 9, 30):
         (killed,) = start(path, {"size": 36, "seed": kill_at}, kill_at=kill_at)
-        killed.ask(0)
+        killed.start_epoch(0)
         with pytest.raises(EOFError):
-            killed.hear()
+            killed.receive()
     served, read = other.serve(0)
     assert served == expected
     assert IMAGES - 30 - 8 - 1 <= read < IMAGES
@@ -229,19 +229,20 @@ def test_a_half_written_picture_is_never_served(
     assert third.serve(1) == (expected, 0)
 
 
-# In one process.
+# The tests below run in one process.
 
 
-def same(ours: Loader, theirs: Loader) -> None:
+def check_equal(loader: Loader, expected: Loader) -> None:
+    """Compare three epochs."""
     for _ in range(3):
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a.ids, b.ids)
-            assert torch.equal(a.labels, b.labels)
-            assert torch.equal(a.images, b.images)
+        for batch, expected_batch in zip(loader, expected, strict=True):
+            assert torch.equal(batch.ids, expected_batch.ids)
+            assert torch.equal(batch.labels, expected_batch.labels)
+            assert torch.equal(batch.images, expected_batch.images)
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "settings"),
     [
         ("shards", {"shuffle": "window"}),
         ("webdataset", {"shuffle": False, "size": 32}),
@@ -253,22 +254,22 @@ def same(ours: Loader, theirs: Loader) -> None:
 )
 def test_a_cache_of_a_part_serves_the_same_pixels(
     kind: str,
-    how: dict[str, Any],
+    settings: dict[str, Any],
     raw_tree: Path,
     converted: dict[str, Path],
     shaped: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """How much memory is free is the one thing that a test cannot use up."""
+    """The free memory is simulated, since a test cannot use it up."""
     path = {"raw": raw_tree, **converted, **shaped}[kind]
-    free = STORED_SIZE**2 * 3 * (30 if kind != "raw" else 2000)  # larger pictures
-    monkeypatch.setattr(host_memory, "free_memory", lambda: (free, 0))
-    settings = {"workers": 2, "batch_size": 8, "size": 36, **how}
+    pictures = 2000 if kind == "raw" else 30  # those of the tree are larger
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (STORED_SIZE**2 * 3 * pictures, 0))
+    settings = {"workers": 2, "batch_size": 8, "size": 36, **settings}
     with build_loader(path, **settings) as plain, build_loader(path, cache="ram", **settings) as cached:
-        (kept,) = re.findall(rf"keeps (\d+) of {IMAGES} samples", caplog.text)
-        assert 8 <= int(kept) < IMAGES
-        same(cached, plain)
+        (samples,) = re.findall(rf"keeps (\d+) of {IMAGES} samples", caplog.text)
+        assert 8 <= int(samples) < IMAGES
+        check_equal(cached, plain)
 
 
 def test_auto_cache_takes_half_of_the_free_memory_once(
@@ -277,9 +278,9 @@ def test_auto_cache_takes_half_of_the_free_memory_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Memory files take none until they are written to."""
+    """Memory that one cache has reserved is not free for another, even before anything is written to it."""
 
-    def kept(pictures: int, *paths: Path, **settings: Any) -> list[str]:
+    def cached_samples(pictures: int, *paths: Path, **settings: Any) -> list[str]:
         monkeypatch.setattr(host_memory, "free_memory", lambda: (pictures * STORED_SIZE**2 * 3, 0))
         caplog.clear()
         opened = [build_loader(path, workers=0, size=STORED_SIZE, **settings) for path in paths]
@@ -287,33 +288,33 @@ def test_auto_cache_takes_half_of_the_free_memory_once(
             loader.close()
         return re.findall(rf"keeps (\d+ of {IMAGES}|nothing)", caplog.text)
 
-    for pictures, said in ((2 * IMAGES, []), (60, ["30 of 70"]), (14, ["7 of 70"]), (13, ["nothing"])):
-        assert kept(pictures, converted["shards"], cache="auto") == said
-    (second,) = kept(100, converted["webdataset"], raw_tree, cache="ram")
+    for pictures, samples in ((2 * IMAGES, []), (60, ["30 of 70"]), (14, ["7 of 70"]), (13, ["nothing"])):
+        assert cached_samples(pictures, converted["shards"], cache="auto") == samples
+    (second,) = cached_samples(100, converted["webdataset"], raw_tree, cache="ram")
     assert 25 <= int(second.split()[0]) <= 30
 
 
 def test_a_nearly_full_cache_does_not_read_epochs_ahead(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window of shards is read ahead, of which hardly a sample is still asked for."""
+    """Windows of shards are read ahead although hardly any of their samples is needed."""
     monkeypatch.setattr(host_memory, "free_memory", lambda: (STORED_SIZE**2 * 3 * (IMAGES - 1), 0))
     settings: dict[str, Any] = {"shuffle": "window", "workers": 1, "size": STORED_SIZE, "cache": "ram"}
     with build_loader(converted["shards"], **settings) as loader:
         spec = loader.spec
     data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
-    asked = 0
+    requested = 0
 
-    def ask() -> Iterator[Request]:
-        nonlocal asked
-        for asked in range(20 * IMAGES):
-            yield Request(asked // IMAGES, np.array([asked % IMAGES]))
+    def requests() -> Iterator[Request]:
+        nonlocal requested
+        for requested in range(20 * IMAGES):
+            yield Request(requested // IMAGES, np.array([requested % IMAGES]))
 
     open_shards = partial(shards.ShardsReader, spec, data)
     with closing(cache.open_cached(open_shards, "shards", spec, data, crops)) as reader:
-        for number, batch in enumerate(reader.read(ask())):
+        for number, batch in enumerate(reader.read(requests())):
             assert len(batch.images) == 1
-            assert asked - number < 600
+            assert requested - number < 600
     assert number + 1 == 20 * IMAGES
 
 
@@ -325,9 +326,9 @@ def test_another_picture_of_the_same_name_is_not_served_from_memory(raw_tree: Pa
         picture = sorted(tree.glob("*/*.jpg"))[40]
         other = next(p for p in sorted(tree.glob("*/*.jpg")) if p.stat().st_size < picture.stat().st_size)
         size = picture.stat().st_size
-        picture.write_bytes(other.read_bytes().ljust(size, b"\0"))  # the digest goes by names and sizes
+        picture.write_bytes(other.read_bytes().ljust(size, b"\0"))  # the tree's digest is of names and sizes
         with build_loader(tree, cache="ram", **settings) as second, build_loader(tree, **settings) as plain:
-            same(second, plain)
+            check_equal(second, plain)
 
 
 @pytest.mark.parametrize("other", [{"size": 32}, {"split": "val"}, {"check": "never"}], ids=str)
@@ -355,7 +356,7 @@ def test_shared_memory_is_sealed_and_private() -> None:
 
 def test_concurrent_openers_get_the_same_memory() -> None:
     def size_of(promised: int) -> int:
-        time.sleep(0.02)  # in which the others look for it
+        time.sleep(0.02)  # meanwhile the other threads look for the memory
         return 100
 
     with ThreadPoolExecutor(8) as threads:
@@ -365,7 +366,7 @@ def test_concurrent_openers_get_the_same_memory() -> None:
 
 
 def test_free_memory_respects_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the training would be killed in its container; both versions of them."""
+    """A training in a container would be killed otherwise; versions 1 and 2 of control groups differ."""
 
     def write(folder: str, **files: object) -> None:
         (tmp_path / folder).mkdir(parents=True)
@@ -381,6 +382,9 @@ def test_free_memory_respects_control_groups(tmp_path: Path, monkeypatch: pytest
         ("0::/job/step\n", (1 << 20) + 4096, 3 << 20),
         ("9:cpu:/x\n4:memory:/api\n0::/\n", 100_000, 500_000),
     ):
-        asked = lambda path, own=own: own if str(path) == "/proc/self/cgroup" else read(path)  # noqa: E731
-        monkeypatch.setattr(host_memory, "_read", asked)
+
+        def read_simulated(path: Any, own: str = own) -> Any:
+            return own if str(path) == "/proc/self/cgroup" else read(path)
+
+        monkeypatch.setattr(host_memory, "_read", read_simulated)
         assert host_memory.free_memory() == (free, limit)

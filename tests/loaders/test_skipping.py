@@ -1,4 +1,4 @@
-"""Pictures that cannot be decoded: every backend raises, or leaves out the same ones."""
+"""Pictures that cannot be decoded raise, or are left out, in every backend alike."""
 
 import shutil
 from functools import partial
@@ -20,18 +20,18 @@ from tests.conftest import IMAGES
 from tests.damage import DAMAGE, damage_shards, damage_tree
 
 SIZE = 32
-# (backend, what it reads); `shards` and `synthetic` decode nothing
-ARMS = [
+# (backend, what it reads); backends `shards` and `synthetic` decode nothing
+CASES = [
     ("pytorch", "raw"),
     ("dali", "raw"),
     ("webdataset", "webdataset"),
     ("dali", "webdataset"),
     ("dali", "dali"),
 ]
-OF_EACH_KIND = [ARMS[0], ARMS[3]]
+TREE_AND_SHARDS = [CASES[0], CASES[3]]
 
 
-def need(backend: str) -> None:
+def skip_unless_installed(backend: str) -> None:
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
 
@@ -40,7 +40,7 @@ def need(backend: str) -> None:
 def damaged(
     raw_tree: Path, converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Path], list[int]]:
-    """The shared folders that hold encoded pictures, each with all kinds of damage; ids of the bad ones."""
+    """Copies of the folders that hold encoded pictures, with each kind of damage, and the damaged ids."""
     root = tmp_path_factory.mktemp("damaged")
     ids = damage_tree(raw_tree, root / "raw")
     for kind in ("webdataset", "dali"):
@@ -48,11 +48,11 @@ def damaged(
     return {kind: root / kind for kind in ("raw", "webdataset", "dali")}, ids
 
 
-@pytest.fixture(params=ARMS, ids="-".join)
+@pytest.fixture(params=CASES, ids="-".join)
 def build(request: pytest.FixtureRequest, damaged: tuple[dict[str, Path], list[int]]) -> contract.Build:
-    """One backend over a damaged folder; checksums would name the shard instead."""
+    """Function that builds loaders over a damaged folder; without checksums, which would fail first."""
     backend, kind = request.param
-    need(backend)
+    skip_unless_installed(backend)
     settings: dict[str, Any] = {"size": SIZE, "workers": 2, "batch_size": 16, "check": "never"}
     return partial(build_loader, damaged[0][kind], backend=backend, on_error="skip", **settings)
 
@@ -66,8 +66,8 @@ def good(damaged: tuple[dict[str, Path], list[int]]) -> list[int]:
 def listed(
     request: pytest.FixtureRequest, raw_tree: Path, tmp_path: Path
 ) -> tuple[contract.Build, Path, list[int]]:
-    """A backend over a damaged raw tree with its list; the tree, and ids of the bad pictures."""
-    need(request.param)
+    """Function that builds loaders over a damaged raw tree with its list, the tree, and the damaged ids."""
+    skip_unless_installed(request.param)
     tree = tmp_path / "tree"
     ids = damage_tree(raw_tree, tree)
     precache.check(tree, workers=0)
@@ -83,38 +83,38 @@ def test_every_backend_skips_the_same_pictures_and_names_each_once(
     converted: dict[str, Path],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Batch for batch what is served of the same folder without damage, less the bad ones."""
+    """Each batch has the samples that it has without damage, except for the bad ones."""
     folders, bad = damaged
     path = build.args[0]  # type: ignore[attr-defined]
     undamaged = raw_tree if path.name == "raw" else converted[path.name]
-    with build() as ours, build.func(undamaged, **build.keywords) as theirs:  # type: ignore[attr-defined]
+    with build() as loader, build.func(undamaged, **build.keywords) as whole:  # type: ignore[attr-defined]
         for _ in range(2):
             served = []
-            for short, full in zip(ours, theirs, strict=True):
-                kept = ~torch.isin(full.ids, torch.tensor(bad))
-                assert torch.equal(full.ids[kept], short.ids)
-                assert torch.equal(full.labels[kept], short.labels)
-                assert torch.equal(full.images[kept], short.images)
-                assert short.images.is_contiguous(memory_format=torch.channels_last)
-                served += short.ids.tolist()
+            for batch, expected in zip(loader, whole, strict=True):
+                is_good = ~torch.isin(expected.ids, torch.tensor(bad))
+                assert torch.equal(expected.ids[is_good], batch.ids)
+                assert torch.equal(expected.labels[is_good], batch.labels)
+                assert torch.equal(expected.images[is_good], batch.images)
+                assert batch.images.is_contiguous(memory_format=torch.channels_last)
+                served += batch.ids.tolist()
             assert sorted(served) == good
-    named = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
-    assert len(named) == len(set(named)) == len(DAMAGE)
-    with build(on_error="raise") as loader, pytest.raises(ImageError, match="cannot be decoded") as caught:
+    warnings = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
+    assert len(warnings) == len(set(warnings)) == len(DAMAGE)
+    with build(on_error="raise") as loader, pytest.raises(ImageError) as caught:
         list(loader)
     remedies = ('on_error="skip"', f"precache check {path}")
     assert [remedy in str(caught.value) for remedy in remedies] == [path.name == "raw"] * 2
     samples = scan_tree(folders["raw"]).samples
     for sample_id in bad:
         names = (f"{folders['raw']}/{samples[sample_id].path}: ", f": sample {sample_id}: ")
-        assert sum(any(name in line for name in names) for line in named) == 1
+        assert sum(any(name in line for name in names) for line in warnings) == 1
 
 
 @pytest.mark.parametrize("decode", ["pil", "tensor"])
 def test_image_dataset_names_the_command_that_lists_bad_pictures(
     decode: str, damaged: tuple[dict[str, Path], list[int]]
 ) -> None:
-    """Which is all that it has to offer: it leaves nothing out."""
+    """The remedy does not name `on_error="skip"`, since an ImageDataset leaves no sample out."""
     folders, bad = damaged
     dataset = loaders.ImageDataset(folders["raw"], decode=decode)
     for position in bad:
@@ -125,25 +125,25 @@ def test_image_dataset_names_the_command_that_lists_bad_pictures(
         assert "on_error" not in caught.value.remedy
 
 
-@pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)
+@pytest.mark.parametrize("build", TREE_AND_SHARDS, indirect=True)
 def test_states_ranks_and_caches_work_with_skipped_pictures(build: contract.Build, good: list[int]) -> None:
     contract.check_resume(build)
     contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
     contract.check_ranks_share_what_can_be_decoded(build, good)
 
 
-@pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)
+@pytest.mark.parametrize("build", TREE_AND_SHARDS, indirect=True)
 def test_a_batch_without_any_good_picture_raises(
     build: contract.Build, damaged: tuple[dict[str, Path], list[int]]
 ) -> None:
-    """One picture a batch, in stored order: those before the first bad one are served."""
+    """Batches are one picture each, in stored order; those before the first bad one are served."""
     _, bad = damaged
     served: list[int] = []
     with build(backend="synthetic", batch_size=1, shuffle=False) as whole:
         stored = contract.ids_of(whole)
     with build(batch_size=1, shuffle=False) as loader:
         batches = (batch.ids.tolist() for batch in loader)
-        with pytest.raises(ImageError, match="cannot be decoded") as caught:
+        with pytest.raises(ImageError) as caught:
             served.extend(chain.from_iterable(batches))
     path = build.args[0]  # type: ignore[attr-defined]
     assert (f"precache check {path}" in str(caught.value)) == (path.name == "raw")
@@ -167,21 +167,21 @@ def test_listed_pictures_are_left_out_before_ordering(
     assert [record.name for record in caplog.records] == ["loaders.dataset"] * 2
     assert f"{len(DAMAGE)} of {IMAGES}" in caplog.text
     assert str(default_list_path(tree)) in caplog.text
-    with build(on_error="raise") as all_of_them:
-        assert all_of_them.samples == IMAGES
+    with build(on_error="raise") as whole:
+        assert whole.samples == IMAGES
     path = scan_tree(tree).samples[bad[0]].path
-    (tree / path).write_bytes((raw_tree / path).read_bytes())  # an entry is ignored once its file is mended
+    (tree / path).write_bytes((raw_tree / path).read_bytes())  # an entry is ignored once its file is repaired
     with build() as loader:
         assert sorted(contract.ids_of(loader)) == [i for i in range(IMAGES) if i not in bad[1:]]
         with pytest.raises(SettingError, match="dataset"):
             loader.load_state_dict(reference.state_dict())
 
 
-@pytest.mark.parametrize(("backend", "kind"), [("shards", "shards"), *ARMS[2:]])
+@pytest.mark.parametrize(("backend", "kind"), [("shards", "shards"), *CASES[2:]])
 def test_a_damaged_shard_is_never_skipped(
     backend: str, kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    need(backend)
+    skip_unless_installed(backend)
     path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
     shard = path / precache.open_dataset(path).manifest.shards[2].file_name
     shard.write_bytes(shard.read_bytes()[:-9000])

@@ -1,9 +1,9 @@
-"""Whatever a training does with its loaders: each step is that of the order, and nothing is left behind.
+"""Loaders serve the batches of the order, and leave nothing behind, whatever a training does with them.
 
-A rule for each thing that training code does: take batches, leave the loop, raise in it, validate in its
-midst, make an iterator and not use it, name an epoch, change the size, go back to a state, go on from it with
-other workers in another world. What all ranks are served at a step is compared with what one rank alone
-would be. Below is what no history shows: what a hundred loaders leave.
+The state machine has a rule for each thing that training code does: take batches, leave the loop, raise in
+it, validate in the middle of it, make an iterator and not use it, set an epoch, change the size, go back to a
+state, go on from it with other workers in another world. The batches of all ranks at a step are compared with
+the batch of a single rank. The last test measures the memory that a hundred loaders leave.
 """
 
 import gc
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -35,36 +36,45 @@ import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
-from tests.loader_contract import left, running
+from tests.loader_contract import new_threads_and_processes, threads_and_processes
 from tests.loaders.cases import MAIN_CASES
 
 GLOBAL_BATCH = 12
 WORLDS = (1, 2, 3)
 SIZES = (STORED_SIZE, STORED_SIZE // 2)
 TRAININGS = {"shards": 50}
-"""By backend, else 4: most of one, since epochs are the loader's business."""
+"""Number of trainings by backend, else 4; the code of epochs is the same for all backends."""
 Steps = list[list[int]]
 """Ids of each global batch of an epoch, sorted."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """Start that was set for the next iteration, by `set_epoch` or by a loaded state."""
+
+    epoch: int
+    step: int = 0
+    is_from_state: bool = False
+
+
 class Training(RuleBasedStateMachine):
-    """The ranks of one training, all in this process."""
+    """Ranks of one training, all in this process."""
 
     def __init__(self, build: Callable[..., loaders.Loader], expected: Callable[[int], Steps]) -> None:
         super().__init__()
         self._build, self._expected, self._steps = build, expected, len(expected(0))
-        self._before, self._files = running(), open_files()
+        self._before, self._files = threads_and_processes(), open_files()
         self._ranks: list[Any] = []
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """What loaders that were just built know."""
+    def _reset(self) -> None:
+        """Set the model to loaders that were just built."""
         self._iterators: list[Any] = []
         self._at: list[int] | None = None  # epoch and step of `_iterators`; None: they have not begun
         self._latest = False  # whether no other iteration has begun since
-        self._served = (0, 0)  # what a state says of which nothing else is said
-        self._coming = 0  # the epoch of an iteration of which nothing is said
-        self._asked: tuple[int, int, bool] | None = None  # of the next one: epoch, step, from a state
+        self._served = (0, 0)  # epoch and step of a state, unless another start is set
+        self._next_epoch = 0  # epoch of the next iteration, unless another start is set
+        self._start: Start | None = None
         self._resized = False
 
     @initialize(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), size=st.sampled_from(SIZES))
@@ -76,35 +86,35 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: not self._iterators)
     @rule()
     def make(self) -> None:
-        """Iterators that are not asked yet, as Lightning does; they take nothing away."""
+        """Make iterators without taking a batch, as Lightning does; that begins no iteration."""
         self._iterators, self._at = [iter(rank) for rank in self._ranks], None
 
-    @rule(most=st.integers(1, 8))
-    def take(self, most: int) -> None:
-        """Some batches of the iteration that runs, or of a new one."""
+    @rule(count=st.integers(1, 8))
+    def take(self, count: int) -> None:
+        """Take some batches of the running iteration, or of a new one."""
         if not self._iterators:
             self.make()
-        self._serve(most)
+        self._serve(count)
 
     @precondition(lambda self: self._iterators)
     @rule()
     def leave(self) -> None:
-        """As `break` does."""
+        """Drop the iterators, as `break` does."""
         self._iterators, self._at = [], None
 
     @precondition(lambda self: self._at is not None)
-    @rule(most=st.integers(1, 8))
-    def validate(self, most: int) -> None:
-        """Another iteration, in the midst of the one that runs."""
+    @rule(count=st.integers(1, 8))
+    def validate(self, count: int) -> None:
+        """Run another iteration in the middle of the running one."""
         outer = self._iterators, self._at
         self.make()
-        self._serve(most)
+        self._serve(count)
         self._iterators, self._at = outer
         self._latest = False
 
     @rule()
     def fail(self) -> None:
-        """An exception in the loop, on every rank; it reaches the caller as it is."""
+        """Raise an exception in the loop on every rank; it reaches the caller unchanged."""
         self.leave()
         epoch, step = self._begin()
         for rank in self._ranks:
@@ -114,50 +124,50 @@ class Training(RuleBasedStateMachine):
 
     @rule(named=st.sampled_from(["running", "next", 0, 1, 2, 3]))
     def set_epoch(self, named: Any) -> None:
-        """Holds for the next iteration; said of a state that was loaded, the state stays."""
+        """Set the epoch of the next iteration; a loaded state in the same epoch stays."""
         epoch = {"running": self._served[0], "next": self._next()[0]}.get(named, named)
         for rank in self._ranks:
             rank.set_epoch(epoch)
-        if self._asked is None or not self._asked[2] or self._asked[0] != epoch:
-            self._asked = (epoch, 0, False)
+        if self._start is None or not self._start.is_from_state or self._start.epoch != epoch:
+            self._start = Start(epoch)
 
     @rule(size=st.sampled_from([*SIZES, 0, (0, 5)]))
     def set_size(self, size: Any) -> None:
-        """Between epochs, to what can be served; else nothing changes."""
-        refused = self._at is not None or size not in SIZES
+        """Change the size; that is refused in an iteration and for a wrong size, and changes nothing then."""
+        is_refused = self._at is not None or size not in SIZES
         for rank in self._ranks:
-            if refused:
+            if is_refused:
                 with pytest.raises(SettingError, match="size"):
                     rank.set_size(size)
             else:
                 rank.set_size(size)
-        if not refused:
+        if not is_refused:
             self._size, self._resized = size, True
 
     @precondition(lambda self: self._at is None or not self._resized)
-    @rule(further=st.integers(0, 2))
-    def go_back(self, further: int) -> None:
-        """To a state of this training, which an iteration that runs does not end at."""
+    @rule(count=st.integers(0, 2))
+    def go_back(self, count: int) -> None:
+        """Load a state that was taken some batches ago; the running iteration goes on."""
         state = self._state()
         if self._iterators and self._at is not None:
-            self._serve(further)
+            self._serve(count)
         for rank in self._ranks:
             rank.load_state_dict(state)
-        self._asked = (state["epoch"], state["served_batches"], True)
+        self._start = Start(state["epoch"], state["served_batches"], is_from_state=True)
 
     @rule(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), closes=st.booleans(), names=st.booleans())
     def restart(self, world: int, workers: int, closes: bool, names: bool) -> None:
-        """From a state, in a world of another size: what is left of the epoch, also where that is named."""
+        """Go on from a state in a world of another size, perhaps after setting the state's own epoch."""
         state, size, iterators = self._state(), self._size, self._iterators
         self._end(closes)
         for iterator in iterators if closes else []:
-            with pytest.raises(SettingError, match="is closed"):
+            with pytest.raises(SettingError):
                 next(iterator)
-        self._forget()
+        self._reset()
         self.start(world, workers, SIZES[0] if "size" in state else size)
         for rank in self._ranks:
             rank.load_state_dict(state)
-        self._asked = (state["epoch"], state["served_batches"], True)
+        self._start = Start(state["epoch"], state["served_batches"], is_from_state=True)
         self._size, self._resized = size, "size" in state
         assert {rank.size for rank in self._ranks} == {size}
         if names:
@@ -169,30 +179,36 @@ class Training(RuleBasedStateMachine):
             self._state()
 
     def teardown(self) -> None:
-        closed = repr(self._ranks)  # not they themselves: each has its mapped index open until it goes
+        # not the loaders themselves: each has its index mapped until it is collected
+        ranks = repr(self._ranks)
         self._end(closes=True)
         gc.collect()
-        tidy = settles(lambda: not left(self._before) and open_files() <= self._files)
-        assert tidy, (closed, left(self._before), open_files() - self._files)
+        is_tidy = becomes_true(
+            lambda: not new_threads_and_processes(self._before) and open_files() <= self._files
+        )
+        assert is_tidy, (ranks, new_threads_and_processes(self._before), open_files() - self._files)
 
     def _next(self) -> tuple[int, int]:
-        return (self._coming, 0) if self._asked is None else self._asked[:2]
+        """Return epoch and step at which the next iteration starts."""
+        return (self._next_epoch, 0) if self._start is None else (self._start.epoch, self._start.step)
 
     def _begin(self) -> tuple[int, int]:
-        begins, self._asked = self._next(), None
-        self._served, self._coming = begins, begins[0] + 1
-        return begins
+        """Begin an iteration, and return its epoch and step."""
+        epoch, step = self._next()
+        self._start = None
+        self._served, self._next_epoch = (epoch, step), epoch + 1
+        return epoch, step
 
-    def _serve(self, most: int) -> None:
-        """So many batches of `_iterators`, which begin if they have not."""
-        for _ in range(most):
+    def _serve(self, count: int) -> None:
+        """Take batches of `_iterators`, which begin if they have not."""
+        for _ in range(count):
             batches = [next(iterator, None) for iterator in self._iterators]
             if self._at is None:
                 self._at, self._latest = list(self._begin()), True
             epoch, step = self._at
             if step == self._steps:
                 assert batches == [None] * len(batches)
-                self._served = (self._coming, 0)
+                self._served = (self._next_epoch, 0)
                 self._iterators, self._at = [], None
                 return
             self._check(batches, self._expected(epoch)[step])
@@ -207,19 +223,22 @@ class Training(RuleBasedStateMachine):
         assert {batch.images.shape[2:] for batch in batches} == {(self._size, self._size)}
 
     def _state(self) -> dict[str, Any]:
-        """As JSON; any rank may save it."""
+        """Check that all ranks have the state of the model, as JSON, and return it."""
         states = {json.dumps(rank.state_dict()) for rank in self._ranks}
         (state,) = map(json.loads, states)
-        asked = self._asked
-        runs = self._at is not None and self._latest and self._served[0] == self._at[0]
-        # what was said of the epoch that runs is about the iteration after this one
-        said = asked is not None and (asked[2] or not runs or asked[0] != self._served[0])
-        assert (state["epoch"], state["served_batches"]) == (asked[:2] if said else self._served)
+        epoch, step = self._served
+        is_running = self._at is not None and self._latest and epoch == self._at[0]
+        # `set_epoch` with the running epoch is for the iteration after the running one
+        if self._start is not None and (
+            self._start.is_from_state or not is_running or self._start.epoch != epoch
+        ):
+            epoch, step = self._start.epoch, self._start.step
+        assert (state["epoch"], state["served_batches"]) == (epoch, step)
         assert ("size" in state) == self._resized
         return state
 
     def _end(self, closes: bool) -> None:
-        """Closed, or thrown away: both end what the loaders have started."""
+        """Close the loaders, or drop them; both end what they have started."""
         self._iterators = []
         for rank in self._ranks if closes else []:
             rank.close()
@@ -232,17 +251,17 @@ def _fail_in_the_loop(loader: Any) -> None:
 
 
 def open_files() -> int:
-    """But sockets: of those Ray, where tests of it ran before in this process, opens some when it likes."""
+    """Return the number of open files without sockets, which Ray opens at any time after its tests."""
     process = psutil.Process()
     return int(process.num_fds() - len(process.net_connections("all")))
 
 
-def settles(holds: Callable[[], bool]) -> bool:
-    """Whether it does within ten seconds."""
+def becomes_true(condition: Callable[[], bool]) -> bool:
+    """Return whether `condition()` is true within ten seconds."""
     deadline_s = time.monotonic() + 10
-    while not holds() and time.monotonic() < deadline_s:
+    while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    return holds()
+    return condition()
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
@@ -270,7 +289,7 @@ def test_any_training_gets_the_batches_of_the_order(
             deadline=None,
             derandomize=True,
             database=None,
-            phases=[Phase.generate],  # a shorter history would take minutes to find
+            phases=[Phase.generate],  # shrinking a failing history would take minutes
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -278,11 +297,11 @@ def test_any_training_gets_the_batches_of_the_order(
 
 @pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[1:3])
 def test_a_hundred_loaders_leave_no_memory(backend: str, kind: str, converted: dict[str, Path]) -> None:
-    """Each step of 20 would leave 20 batches; allocators grow now and then, not at every step."""
-    batch_bytes, taken = 32 * 40 * 40 * 3, []
+    """20 loaders would leave 20 batches; allocators grow now and then, but not every 20 loaders."""
+    batch_bytes, memory_bytes = 32 * 40 * 40 * 3, []
     for number in range(100):
         next(iter(build_loader(converted[kind], backend=backend, size=40, batch_size=32, workers=1)))
         if number % 20 == 19:
             gc.collect()
-            taken.append(psutil.Process().memory_info().rss)
-    assert median_low(np.diff(taken).tolist()) < 20 * batch_bytes / 2, taken
+            memory_bytes.append(psutil.Process().memory_info().rss)
+    assert median_low(np.diff(memory_bytes).tolist()) < 20 * batch_bytes / 2, memory_bytes

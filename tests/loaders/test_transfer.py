@@ -1,4 +1,4 @@
-"""Memory of batches on the host: used again, but never while somebody looks at it. Of a GPU: `tests/cuda`."""
+"""Memory of batches on the host is reused, but never while a tensor shows it; for GPUs see `tests/cuda`."""
 
 import gc
 import threading
@@ -26,7 +26,7 @@ Take = Callable[[], torch.Tensor]
 
 @pytest.fixture(params=["threads", "processes"])
 def take(request: pytest.FixtureRequest) -> Take:
-    """Gives [2, 4, 4, 3] of memory that is filled by threads, or by processes, which share two such."""
+    """Function that takes a buffer [2, 4, 4, 3] filled by threads, or one of two filled by processes."""
     if request.param == "threads":
         pool = BufferPool(2, 4, CPU)
         return lambda: pool.take(2)
@@ -40,25 +40,25 @@ def take(request: pytest.FixtureRequest) -> Take:
 
 
 def addresses(take: Take) -> set[int]:
-    """Of some that are taken at a time, and overwritten."""
+    """Return the addresses of four buffers that are taken at a time, and overwritten."""
     return {tensor.data_ptr() for tensor in [take().fill_(9) for _ in range(4)]}
 
 
 def test_a_buffer_is_reused_once_no_view_of_it_is_left(take: Take) -> None:
-    """No tensor that shows a part of it, no array, and no graph that wants it for the way back."""
+    """A view is a tensor of a part of it, an array, or a graph that needs it for the backward pass."""
     weight = torch.ones(2, 4, 4, 3, requires_grad=True)
-    for look in (
+    for make_view in (
         lambda batch: batch[1:].permute(0, 3, 1, 2),
         lambda batch: batch.numpy(),
         lambda batch: (weight * batch).sum(),
     ):
         batch = take().fill_(3)
-        address, looks = batch.data_ptr(), look(batch)
+        address, view = batch.data_ptr(), make_view(batch)
         del batch
         assert address not in addresses(take)
-        if getattr(looks, "requires_grad", False):
-            looks.backward()
-        del looks
+        if getattr(view, "requires_grad", False):
+            view.backward()
+        del view
         assert address in addresses(take)
     assert weight.grad is not None
     assert (weight.grad == 3).all()
@@ -68,7 +68,7 @@ def test_a_buffer_is_reused_once_no_view_of_it_is_left(take: Take) -> None:
 def test_dropped_batches_share_buffers_and_kept_ones_stay(
     kind: str, dtype: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    """More of them than there are buffers; iterators dropped in the middle lose none, nor does a loader."""
+    """The test keeps more batches than there are buffers, and drops iterators and the loader midway."""
     path = {"raw": raw_tree, **converted}[kind]
     settings = {"size": 16, "batch_size": 4, "workers": 2, "dtype": dtype}
     with build_loader(path, **settings) as loader:
@@ -76,7 +76,7 @@ def test_dropped_batches_share_buffers_and_kept_ones_stay(
         for _ in range(10):
             next(iter(loader))
         loader.set_epoch(3)
-        kept = list(loader)
+        kept_batches = list(loader)
         list(loader)
     del loader
     gc.collect()
@@ -84,31 +84,33 @@ def test_dropped_batches_share_buffers_and_kept_ones_stay(
     with build_loader(path, **{**settings, "workers": 0, "threads": 1}) as other:
         other.set_epoch(3)
         expected = torch.cat([batch.images for batch in other])
-    assert torch.equal(torch.cat([batch.images for batch in kept]), expected)
+    assert torch.equal(torch.cat([batch.images for batch in kept_batches]), expected)
     assert len(expected) == IMAGES
 
 
 def test_a_filling_thread_raises_its_error_and_ends_in_time(converted: dict[str, Path]) -> None:
-    """A batch would be half filled; files are closed by then."""
-    ended, late = threading.Event(), []
+    """Half-filled batches, and files read after they were closed, would be the result otherwise."""
+    ended, late_rows = threading.Event(), []
 
-    def picture_of(slot: int, *, fails: bool) -> np.ndarray:
+    def read_picture(row: int, *, fails: bool) -> np.ndarray:
         if fails and threading.current_thread().name.startswith("fill"):
             raise DatasetError("in a helper")
         time.sleep(0.02)
         if ended.is_set():
-            late.append(slot)
+            late_rows.append(row)
         return np.zeros((STORED_SIZE, STORED_SIZE, 3), np.uint8)
 
     data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
     with closing(BatchFiller(data, crops, 6, 3, CPU)) as filler:
         for fails in (True, False):
-            asked = (Pictures(Request(0, np.arange(6)), partial(picture_of, fails=fails)) for _ in range(3))
-            served = filler.fill_each(asked)
+            requests = (
+                Pictures(Request(0, np.arange(6)), partial(read_picture, fails=fails)) for _ in range(3)
+            )
+            batches = filler.fill_each(requests)
             with pytest.raises(DatasetError, match="in a helper") if fails else nullcontext():
-                next(served), next(served)
-            time.sleep(0.01)  # in the midst of the third batch
-            served.close()
+                next(batches), next(batches)
+            time.sleep(0.01)  # until the third batch is being filled
+            batches.close()
         ended.set()
         time.sleep(0.1)
-    assert not late
+    assert not late_rows

@@ -1,4 +1,4 @@
-"""Raw trees: classes as ImageFolder finds them, splits as `precache convert` makes them."""
+"""Raw trees have the classes that ImageFolder finds, and the splits that `precache convert` makes."""
 
 import os
 import shutil
@@ -22,28 +22,29 @@ from tests.loader_contract import ids_of, pairs_of
 from tests.precache.sources.archives import JPEG, files_of, make_zip, put, scan_of
 
 PARTS = ("a", "a-b", "a.b", "a b", "A", "b", "\u00fc", "u\u0308", "1", "10", "x.png")
-"""Names of folders; some sort before the slash, so that what a folder holds is not all together."""
+"""Names of folders; some sort before the slash, so that files of a folder do not sort side by side."""
 FOLDERS = st.tuples(st.sampled_from(PARTS), st.lists(st.sampled_from((*PARTS, "train", "val")), max_size=3))
 NAMES = st.sampled_from(("1.jpg", "10.JPG", "2.jpeg", "a.png", "Z.webp", "a-b.jpg", "notes.txt"))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FOLDERS, NAMES), max_size=25))
-def test_a_tree_has_the_samples_and_order_of_image_folder(found: list[tuple[Any, str]]) -> None:
-    """Samples, labels and classes; and so does an archive of it."""
-    names = ["first/in/1.jpg", "last/1.jpg", *("/".join((top, *inner, name)) for (top, inner), name in found)]
+def test_a_tree_has_the_samples_and_order_of_image_folder(paths: list[tuple[Any, str]]) -> None:
+    """Labels and classes are the same, too, and an archive of the tree has the same samples."""
+    names = ["first/in/1.jpg", "last/1.jpg", *("/".join((top, *inner, name)) for (top, inner), name in paths)]
     files = {name: b"text" if name.endswith(".txt") else JPEG for name in names}
     with tempfile.TemporaryDirectory() as folder:
         root = put(Path(folder) / "tree", files)
-        theirs = ImageFolder(root, allow_empty=True)
-        expected = [(path, theirs.classes[label]) for path, label in theirs.samples]
+        image_folder = ImageFolder(root, allow_empty=True)
+        expected = [(path, image_folder.classes[label]) for path, label in image_folder.samples]
         filled = {name for _, name in expected}
         for allow_empty in (None, True):
-            ours = open_split(root, "train", allow_empty=allow_empty)
-            labels = [ours.classes[label] for label in ours.labels[:].tolist()]
-            assert list(zip(ours.files, labels, strict=True)) == expected
-            assert list(ours.classes) == [name for name in theirs.classes if allow_empty or name in filled]
-        if len(filled) < len(theirs.classes):
+            data = open_split(root, "train", allow_empty=allow_empty)
+            labels = [data.classes[label] for label in data.labels[:].tolist()]
+            assert list(zip(data.files, labels, strict=True)) == expected
+            expected_classes = [name for name in image_folder.classes if allow_empty or name in filled]
+            assert list(data.classes) == expected_classes
+        if len(filled) < len(image_folder.classes):
             with pytest.raises(FileNotFoundError):
                 open_split(root, "train", allow_empty=False)
         archived = scan_of(make_zip(root.parent / "tree.zip", files_of(root)))
@@ -51,7 +52,7 @@ def test_a_tree_has_the_samples_and_order_of_image_folder(found: list[tuple[Any,
 
 
 def served(path: Path, **settings: Any) -> list[tuple[int, int]]:
-    """(id, label) of each sample, by a loader and, which must be the same, by `ImageDataset`."""
+    """Return (id, label) of each sample, and check that a loader and an ImageDataset serve the same."""
     with build_loader(path, batch_size=16, size=32, workers=0, **settings) as loader:
         pairs = sorted(pairs_of(loader))
     dataset = loaders.ImageDataset(path, **settings)
@@ -61,25 +62,25 @@ def served(path: Path, **settings: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path, tmp_path: Path) -> None:
-    """By shares and a recipe's seed, not the loader's; and by a list. Also of a tree with one split alone."""
+    """Splits by shares depend on the recipe's seed and not on the loader's; splits may be listed, too."""
+    # with seed 7 the source is a tree that has a folder for one split alone
     source = shutil.copytree(raw_tree, tmp_path / "one/train").parent if seed else raw_tree
     recipe = small_recipe("shards", splits="train=0.6,val=0.3,test=0.1", seed=seed)
     precache.convert(source, tmp_path / "shares", recipe, workers=0)
-    of_seed = {"recipe": recipe} if seed else {}
-    names = {ref.path: ("train", "val")[ref.id % 2] for ref in scan_of(source).samples if ref.id % 5}
-    listed = tmp_path / "list.csv"
-    listed.write_text("".join(f"{path},{split}\n" for path, split in names.items()))
-    precache.convert(source, tmp_path / "listed", small_recipe("shards"), split_list=listed, workers=0)
+    settings: dict[str, Any] = {"splits": recipe.splits, **({"recipe": recipe} if seed else {})}
+    split_by_path = {ref.path: ("train", "val")[ref.id % 2] for ref in scan_of(source).samples if ref.id % 5}
+    split_list = tmp_path / "list.csv"
+    split_list.write_text("".join(f"{path},{split}\n" for path, split in split_by_path.items()))
+    precache.convert(source, tmp_path / "listed", small_recipe("shards"), split_list=split_list, workers=0)
     for split in ("train", "val", "test"):
-        of_shares = served(source, split=split, splits=recipe.splits, **of_seed)
-        assert of_shares == served(tmp_path / "shares", split=split)
-        with build_loader(source, split=split, splits=recipe.splits, **of_seed, seed=9, size=32) as loader:
-            assert sorted(ids_of(loader)) == [number for number, _ in of_shares]
+        pairs = served(source, split=split, **settings)
+        assert pairs == served(tmp_path / "shares", split=split)
+        with build_loader(source, split=split, **settings, seed=9, size=32) as loader:
+            assert sorted(ids_of(loader)) == [sample_id for sample_id, _ in pairs]
     for split in ("train", "val"):
-        of_list = served(source, split=split, splits=listed)
-        assert of_list == served(tmp_path / "listed", split=split)
+        assert served(source, split=split, splits=split_list) == served(tmp_path / "listed", split=split)
     with pytest.raises(SettingError, match="precache"):
-        loaders.build(source, splits=listed, precache=tmp_path / "out")
+        loaders.build(source, splits=split_list, precache=tmp_path / "out")
 
 
 def test_wrong_splits_of_a_tree_are_refused(
@@ -100,30 +101,30 @@ def test_wrong_splits_of_a_tree_are_refused(
         (converted["shards"], {"splits": shares}, shares),
         (converted["shards"], {"class_depth": 1}, "class_depth"),
     ]
-    for path, given_settings, named in wrong:
+    for path, wrong_settings, value in wrong:
         for build in (loaders.build, loaders.ImageDataset):
-            with pytest.raises(SettingError, match=named):
-                build(path, **given_settings)
+            with pytest.raises(SettingError, match=value):
+                build(path, **wrong_settings)
 
 
 def test_training_on_a_tree_stats_no_picture(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state is of the names: it goes on with a picture that is written again, not with a renamed one."""
+    """A state belongs to the pictures' names: it fits if one is rewritten, but not if one is renamed."""
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    ask, asked = os.stat, []
+    stat, stat_paths = os.stat, []
 
-    def note(path: Any, **how: Any) -> os.stat_result:
-        asked.append(str(path) if isinstance(path, int) else os.fspath(path))
-        return ask(path, **how)
+    def record_stat(path: Any, **options: Any) -> os.stat_result:
+        stat_paths.append(str(path) if isinstance(path, int) else os.fspath(path))
+        return stat(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", note)
+        patch.setattr(os, "stat", record_stat)
         with build_loader(tree, batch_size=8, shuffle=False) as loader:
             next(iter(loader))
             state = loader.state_dict()
-    assert str(tree) in asked
-    assert not [path for path in asked if path.endswith((".jpg", ".png"))]
+    assert str(tree) in stat_paths
+    assert not [path for path in stat_paths if path.endswith((".jpg", ".png"))]
     picture = next(tree.glob("*/*.jpg"))
     Image.new("RGB", (40, 40)).save(picture)
     with build_loader(tree, batch_size=8, shuffle=False) as loader:

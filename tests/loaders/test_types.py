@@ -1,4 +1,4 @@
-"""What settings may be called is what there is."""
+"""The types of settings list the names of all backends and augmentations."""
 
 from typing import get_args
 

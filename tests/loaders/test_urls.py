@@ -1,4 +1,4 @@
-"""Loaders on datasets in a bucket: what they serve is what they serve of a folder."""
+"""Loaders serve datasets in a bucket exactly as they serve them from a folder."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.urls import Url
 from tests.building import build_loader
-from tests.cloud.storages import Seen, Storage
+from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import upload
 from tests.faults.mutations import spoil
 
@@ -37,30 +37,30 @@ Served = list[tuple[list[int], torch.Tensor, torch.Tensor]]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of the test."""
+    """Cache folder of the test, set by the environment."""
     monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def served(path: Path | Url | str, **settings: object) -> Served:
-    """Ids, images and labels of the batches of one epoch."""
+    """Serve one epoch, and return ids, images and labels of its batches."""
     with build_loader(path, **{**QUIET, **settings}) as loader:
         return [(batch.ids.tolist(), batch.images.clone(), batch.labels.clone()) for batch in loader]
 
 
-def assert_same(found: Served, expected: Served) -> None:
-    assert [ids for ids, _, _ in found] == [ids for ids, _, _ in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours[1], theirs[1])
-        assert torch.equal(ours[2], theirs[2])
+def assert_same(batches: Served, expected: Served) -> None:
+    assert [ids for ids, _, _ in batches] == [ids for ids, _, _ in expected]
+    for (_, images, labels), (_, expected_images, expected_labels) in zip(batches, expected, strict=True):
+        assert torch.equal(images, expected_images)
+        assert torch.equal(labels, expected_labels)
 
 
-def asked_of_shards(storage: Storage, since: int = 0) -> list[Seen]:
-    return [seen for seen in storage.seen[since:] if "train-" in seen.path and seen.method == "GET"]
+def shard_requests(storage: Storage, start: int = 0) -> list[StorageRequest]:
+    return [seen for seen in storage.seen[start:] if "train-" in seen.path and seen.method == "GET"]
 
 
-def few_of(path: Path | Url) -> Any:
-    """Ids of four samples, of some shards."""
+def four_ids(path: Path | Url) -> Any:
+    """Return the ids of four samples of different shards."""
     return open_dataset(path).read_index("train").ids[[1, 2, 30, 45]]
 
 
@@ -87,31 +87,31 @@ def test_a_url_serves_the_folders_batches_if_any_request_fails_once(
     tmp_path: Path,
 ) -> None:
     url = upload(converted[kind], bucket / f"sets/{kind}")
-    how = {"shuffle": shuffle, "subset": few_of(converted[kind]) if in_part else None}
-    expected, first = served(converted[kind], **how), len(storage.seen)
-    assert_same(served(str(url), **how, cache_dir=tmp_path / "whole"), expected)
+    settings = {"shuffle": shuffle, "subset": four_ids(converted[kind]) if in_part else None}
+    expected, first = served(converted[kind], **settings), len(storage.seen)
+    assert_same(served(str(url), **settings, cache_dir=tmp_path / "whole"), expected)
     assert list((tmp_path / "whole").glob("*/*train-*"))
     for number, fault in product(range(len(storage.seen) - first), faults):
         failing = len(storage.seen) + number
         storage.plan = lambda seen, failing=failing, fault=fault: fault if seen.number == failing else None
-        assert_same(served(url, **how, cache_dir=tmp_path / f"{number}-{fault}"), expected)
+        assert_same(served(url, **settings, cache_dir=tmp_path / f"{number}-{fault}"), expected)
     assert storage.faults == dict.fromkeys(faults, number + 1)
-    assert not cache.exists(), "another was named"
+    assert not cache.exists(), "another folder was given"
 
 
 @pytest.mark.parametrize(
-    ("fault", "name", "how"),
+    ("fault", "name", "in_part"),
     [
-        ("flip", "dataset.json", {}),
-        ("flip", "train-00002.safetensors", {}),
-        ("flip", "train-00002.safetensors", {"subset": ...}),
-        ("gone", "train-00002.safetensors", {}),
+        ("flip", "dataset.json", False),
+        ("flip", "train-00002.safetensors", False),
+        ("flip", "train-00002.safetensors", True),
+        ("gone", "train-00002.safetensors", False),
     ],
 )
 def test_a_lasting_fault_ends_the_epoch_and_names_the_url(
     fault: str,
     name: str,
-    how: dict[str, Any],
+    in_part: bool,
     converted: dict[str, Path],
     bucket: Url,
     storage: Storage,
@@ -119,13 +119,12 @@ def test_a_lasting_fault_ends_the_epoch_and_names_the_url(
 ) -> None:
     monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "1")
     url = upload(converted["shards"], bucket / "a")
-    if "subset" in how:
-        index = open_dataset(converted["shards"]).read_index("train")
-        how = {"subset": index.ids[2 * 12 + 3 : 2 * 12 + 5]}
+    index = open_dataset(converted["shards"]).read_index("train")
+    subset = index.ids[2 * 12 + 3 : 2 * 12 + 5] if in_part else None  # of shard 2
     storage.plan = lambda seen: fault if seen.path.endswith(name) else None
     begin_s = time.monotonic()
     with pytest.raises((StorageError, DatasetError), match=rf"^{url}/{name}: "):
-        served(url, **how)
+        served(url, subset=subset)
     assert time.monotonic() - begin_s < 8
 
 
@@ -141,43 +140,45 @@ def test_a_dataset_larger_than_the_cache_is_kept_in_part(
             before = len(storage.seen)
             assert sorted(id for batch in loader for id in batch.ids.tolist()) == list(range(70))
     assert sum(path.stat().st_size for path in cache.rglob("*.tar")) <= 4 * max(sizes)
-    assert len([seen for seen in asked_of_shards(storage, before) if seen.path.endswith(".tar")]) <= 4
+    assert len([seen for seen in shard_requests(storage, before) if seen.path.endswith(".tar")]) <= 4
 
 
 def test_image_dataset_reads_a_url_in_other_processes(converted: dict[str, Path], bucket: Url) -> None:
     url = upload(converted["shards"], bucket / "a")
-    here, there = (ImageDataset(path, decode="tensor") for path in (converted["shards"], url))
-    forked = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="fork")
+    local, remote = (ImageDataset(path, decode="tensor") for path in (converted["shards"], url))
+    forked = DataLoader(remote, num_workers=1, batch_size=None, multiprocessing_context="fork")
     with pytest.raises(StorageError, match="multiprocessing_context='forkserver'"):
         next(iter(forked))
-    for dataset in (there, pickle.loads(pickle.dumps(there))):
-        assert dataset.targets == here.targets
-        assert all(torch.equal(dataset[place][0], here[place][0]) for place in range(len(here)))
+    for dataset in (remote, pickle.loads(pickle.dumps(remote))):
+        assert dataset.targets == local.targets
+        assert all(torch.equal(dataset[place][0], local[place][0]) for place in range(len(local)))
 
 
 def test_ranks_fetch_each_shard_once(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with ExitStack() as stack:
-        both = [loaders.Ranks(rank=rank, world_size=2) for rank in range(2)]
-        ranks = [stack.enter_context(loaders.build(url, **QUIET, ranks=of_rank)) for of_rank in both]
-        found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
-    assert sorted(found) == list(range(70))
-    assert set(Counter(seen.path for seen in asked_of_shards(storage)).values()) == {1}
+        ranks = []
+        for rank in range(2):
+            loader = loaders.build(url, **QUIET, ranks=loaders.Ranks(rank=rank, world_size=2))
+            ranks.append(stack.enter_context(loader))
+        ids = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
+    assert sorted(ids) == list(range(70))
+    assert set(Counter(seen.path for seen in shard_requests(storage)).values()) == {1}
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
 def test_few_samples_are_fetched_by_their_ranges(
     kind: str, converted: dict[str, Path], bucket: Url, storage: Storage, cache: Path
 ) -> None:
-    """Of a shard of which few are needed these alone; whether they are chosen or drawn."""
+    """Samples that are chosen, or may be drawn, are fetched alone if a shard has few of them."""
     url = upload(converted[kind], bucket / "a")
     shards = open_dataset(converted[kind]).manifest.split_shards("train")
     shard_bytes = sum(shard.files[0].bytes for shard in shards)
-    few, ids = few_of(converted[kind]), open_dataset(converted[kind]).read_index("train").ids
-    for settings in ({"weights": np.isin(ids, few).astype(float)}, {"subset": few}):
+    subset, ids = four_ids(converted[kind]), open_dataset(converted[kind]).read_index("train").ids
+    for settings in ({"weights": np.isin(ids, subset).astype(float)}, {"subset": subset}):
         expected = served(converted[kind], shuffle="window", **settings)
         assert_same(served(url, **settings), expected)
-        ranges = [seen.range.removeprefix("bytes=").split("-") for seen in asked_of_shards(storage)]
+        ranges = [seen.range.removeprefix("bytes=").split("-") for seen in shard_requests(storage)]
         fetched = sum(int(ends[1]) - int(ends[0]) + 1 for ends in ranges if ends != [""])
         assert 0 < fetched < shard_bytes / 4
         assert sum(path.stat().st_blocks * 512 for path in cache.rglob("*-train-*")) < shard_bytes / 2
@@ -222,8 +223,8 @@ def test_the_program_ends_while_a_storage_is_silent(
     assert process.wait(30) == 7  # patience is 120 s
 
 
-# Whatever happens to a file in the cache: the next run, or the one after, serves what was written.
-# The storage has it whole. What is found out before anything is served is fetched again at once.
+# Whatever happens to a file in the cache, the next run, or the one after it, serves what was written. If a
+# damage is found before anything is served, the file is fetched again at once.
 
 
 def by_loader(path: Url | Path, **settings: Any) -> dict[int, bytes]:
@@ -232,7 +233,7 @@ def by_loader(path: Url | Path, **settings: Any) -> dict[int, bytes]:
 
 
 def in_part(path: Url | Path) -> dict[int, bytes]:
-    return by_loader(path, subset=few_of(path))
+    return by_loader(path, subset=four_ids(path))
 
 
 def by_dataset(path: Url | Path) -> dict[int, bytes]:
@@ -255,24 +256,24 @@ def test_a_damaged_cache_is_repaired_by_the_next_run(
     expected = read(converted[kind])
     assert read(url) == expected
     files = [path for path in sorted(cache.glob("*/*")) if path.name[0] != "." and path.is_file()]
-    kept = {path: path.read_bytes() for path in files}  # of which a run may leave an index out
-    for first in {path.suffix: path for path in reversed(kept)}.values():
-        other = [content for path, content in kept.items() if path.suffix == first.suffix][-1]
+    contents = {path: path.read_bytes() for path in files}  # a later run may not need every index file
+    for first in {path.suffix: path for path in reversed(contents)}.values():
+        other = [content for path, content in contents.items() if path.suffix == first.suffix][-1]
         for seed in range(10):
-            first.write_bytes(other if seed == 0 else spoil(kept[first], random.Random(seed), other))
+            first.write_bytes(other if seed == 0 else spoil(contents[first], random.Random(seed), other))
             try:
-                found = read(url)
+                pictures = read(url)
             except PrecacheError as error:
-                found = read(url) if "fetched" in str(error) else {}
-            assert found == expected, (first, seed)
+                pictures = read(url) if "fetched" in str(error) else {}
+            assert pictures == expected, (first, seed)
 
 
 def test_the_second_epoch_sends_no_request(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with loaders.build(url, **QUIET) as loader:
         first = sorted(id for batch in loader for id in batch.ids.tolist())
-        asked = len(storage.seen)
+        requests = len(storage.seen)
         assert sorted(id for batch in loader for id in batch.ids.tolist()) == first
-    assert len(storage.seen) == asked
-    served(url)  # another loader: the manifest alone
-    assert [seen.path.rpartition("/")[2] for seen in storage.seen[asked:]] == ["dataset.json"]
+    assert len(storage.seen) == requests
+    served(url)  # another loader requests the manifest alone
+    assert [seen.path.rpartition("/")[2] for seen in storage.seen[requests:]] == ["dataset.json"]

@@ -1,4 +1,4 @@
-"""Window mode: shards read one after the other, within memory_bytes."""
+"""Window mode reads shards one after the other, within memory_bytes."""
 
 import mmap
 from ctypes import CDLL, c_size_t, c_ubyte, c_void_p
@@ -18,14 +18,14 @@ SIZE, ROWS = 128, 5
 
 @pytest.fixture(scope="module")
 def shards(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """14 shards of 5 pictures, 246 kB each: many pages, so that what is cached can be counted."""
+    """14 shards of 5 pictures, 246 kB each: large enough to count their cached pages."""
     path = tmp_path_factory.mktemp("window") / "shards"
     convert(raw_tree, path, small_recipe("shards", size=SIZE, shard_bytes=ROWS * SIZE**2 * 3), workers=0)
     return path
 
 
 def cached_bytes(files: tuple[str, ...]) -> int:
-    """How much of the files is in the system's cache."""
+    """Return how many bytes of the files are in the system's cache."""
     libc = CDLL(None, use_errno=True)
     total = 0
     for name in files:
@@ -52,8 +52,8 @@ def test_page_cache_stays_within_memory_bytes(shards: Path, dropped: tuple[str, 
     memory_bytes = 4 * int(max(data.shard_bytes))
     assert sum(data.shard_bytes) > 2 * memory_bytes
     with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
-        seen = [cached_bytes(dropped) for _ in range(2) for _ in loader]
-    assert memory_bytes / 4 < max(seen) <= memory_bytes + 8 * mmap.PAGESIZE
+        cached = [cached_bytes(dropped) for _ in range(2) for _ in loader]
+    assert memory_bytes / 4 < max(cached) <= memory_bytes + 8 * mmap.PAGESIZE
     with build_loader(shards, shuffle="window", batch_size=5) as loader:
         assert len(list(loader)) == IMAGES // 5
     assert cached_bytes(dropped) > 0.9 * sum(data.shard_bytes), "without a bound it stays cached"

@@ -1,6 +1,6 @@
-"""Calls as people write them, right and wrong ones, for `make lint`.
+"""Right and wrong calls as users write them, which `make lint` checks by mypy.
 
-mypy says so where it finds an error in a line without `type: ignore`, and where it finds none in one with it.
+mypy reports an error in a line without `type: ignore`, and a `type: ignore` in a line without an error.
 """
 
 from pathlib import Path
@@ -18,12 +18,12 @@ def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
     return images // 2
 
 
-folder, listed = Path("data/shards"), list(Path("data").iterdir())
+folder, folders = Path("data/shards"), list(Path("data").iterdir())
 rest: dict[str, Any] = {"device": "cuda", "size": (224, 128)}
 
 loaders.build("data/shards")
 loaders.build(["data/shards", folder], **rest)
-loaders.build(listed)
+loaders.build(folders)
 loaders.build(
     folder, batch_size=32, split="val", shuffle="window", seed=1, size=224, device=torch.device("cpu")
 )

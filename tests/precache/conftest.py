@@ -1,4 +1,4 @@
-"""A tree that a test may damage, and a server that publishes it as a data set."""
+"""A tree that a test may damage, and a server that publishes it as a dataset."""
 
 import shutil
 import threading
@@ -9,19 +9,19 @@ import pytest
 
 from precache.example_data import datasets
 from precache.example_data.datasets import PublicDataset
-from tests.precache.example_data.publishing import Server, published, tar_of
+from tests.precache.example_data.publishing import ArchiveServer, make_tar_archive, publish
 
 
 @pytest.fixture
 def tree(raw_tree: Path, tmp_path: Path) -> Path:
-    """A copy that the test may damage."""
+    """A copy of the raw tree, which the test may damage."""
     return Path(shutil.copytree(raw_tree, tmp_path / "tree"))
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
     monkeypatch.setattr(datasets, "_FIRST_PAUSE_S", 0.01)
-    with Server() as running:
+    with ArchiveServer() as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running
@@ -30,5 +30,5 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture
-def dataset(server: Server, raw_tree: Path) -> PublicDataset:
-    return published(server, tar_of(raw_tree, "256_Objects"))
+def dataset(server: ArchiveServer, raw_tree: Path) -> PublicDataset:
+    return publish(server, make_tar_archive(raw_tree, "256_Objects"))

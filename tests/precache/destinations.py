@@ -1,4 +1,4 @@
-"""What tests of a conversion's destination have in common."""
+"""Helpers for tests of a conversion's destination."""
 
 from pathlib import Path
 
@@ -12,10 +12,13 @@ THESIS = b"years of work"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return path in the folder -> content of each file in it."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def interrupt(tree: Path, out: Location, name: str = "shards", **options: object) -> None:
+    """Convert `tree` into `out` by the format `name`, and interrupt it after 40 of 70 pictures."""
+
     def stop(done: int, total: int) -> None:
         if done > 40:
             raise KeyboardInterrupt

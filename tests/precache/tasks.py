@@ -1,6 +1,6 @@
-"""Tasks at which workers die or fail.
+"""Tasks over which workers die or fail.
 
-Each worker imports this file anew, so it imports nothing that takes time.
+Each worker imports this file again, so it imports no module that takes time.
 """
 
 import os
@@ -15,10 +15,10 @@ UNITS = 6
 
 
 class Deadly:
-    """A task of 6 units, of which `deadly` kill the process that does them.
+    """A task of 6 units, of which `deadly` kill the process that runs them.
 
     Attributes:
-        tries: a file that grows by a byte with each try.
+        tries: file that grows by a byte with each try.
     """
 
     def __init__(self, name: str, *deadly: int, tries: Path | None = None) -> None:
@@ -38,12 +38,12 @@ def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
 
 
 def die(task: Any, tick: Ticks) -> None:
-    """Before it begins a unit."""
+    """Kill the process before it begins a unit."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_over_other_units(task: Deadly, tick: Ticks) -> None:
-    """Never twice over the same one."""
+    """Kill the process over another unit each time."""
     assert task.tries is not None
     with open(task.tries, "ab") as file:
         file.write(b".")
@@ -51,14 +51,14 @@ def die_over_other_units(task: Deadly, tick: Ticks) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_stubbornly(task: Deadly, tick: Ticks) -> None:
-    """Over a unit that is left out."""
+def die_over_a_fatal_unit(task: Deadly, tick: Ticks) -> None:
+    """Kill the process over the same unit each time, although it is to be left out."""
     tick.begin(0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_beside_a_child(task: Deadly, tick: Ticks) -> str:
-    """The first time: of a child that goes on, and has all that was open."""
+    """Kill the process, the first time, while a child of it lives on with its open files."""
     assert task.tries is not None
     if task.tries.exists():
         return task.name
@@ -72,7 +72,7 @@ def die_beside_a_child(task: Deadly, tick: Ticks) -> str:
 
 
 def die_while_answering(task: Deadly, tick: Ticks) -> bytes:
-    """The first time, with more than a pipe holds."""
+    """Kill the process, the first time, while it sends an answer of more bytes than a pipe holds."""
     assert task.tries is not None
     if not task.tries.exists():
         task.tries.touch()
@@ -90,15 +90,17 @@ def sleep(task: Path) -> None:
 
 
 class Odd(Exception):
-    """Does not survive pickling, as many exceptions of libraries."""
+    """An exception that cannot be unpickled, like many of libraries."""
 
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(f"{one} {other}")
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
 
 
-def same(task: Any, tick: Ticks) -> Any:
+def return_task(task: Any, tick: Ticks) -> Any:
     return task
 
 
 def raise_odd(task: int, tick: object = None) -> None:
-    raise Odd("one", "other") if task else ConnectionResetError("the disk's, not the worker's")
+    if task:
+        raise Odd("first", "second")
+    raise ConnectionResetError("the disk's, not the worker's")

@@ -1,4 +1,4 @@
-"""The core, `pip install precache` without extras, is all that converting needs."""
+"""The core, `pip install precache` without extras, is enough to convert."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from tests.command import ROOT
 from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
-"""Of modules that are not named as what installs them."""
+"""Module -> package that installs it, where their names differ."""
 OPTIONAL = {"boto3", "datasets", "obstore", "pyarrow", "ray"}
-"""Modules that extras bring, imported where they are needed alone."""
+"""Modules that extras install, imported only where they are used."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
 import sys
 
-class Lacking:
+class MissingPackages:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
             "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
@@ -28,7 +28,7 @@ class Lacking:
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Lacking())
+sys.meta_path.insert(0, MissingPackages())
 """
 CONVERT_ALL = f"""{WITHOUT_EXTRAS}
 import precache.cli.main
@@ -40,15 +40,15 @@ assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", ["d
 """
 
 
-LACKING = """
+IMPORT_WITHOUT_PACKAGES = """
 import sys
 
-class Lacking:
+class MissingPackage:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == self.package:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-finder = Lacking()
+finder = MissingPackage()
 sys.meta_path.insert(0, finder)
 finder.package, *others = sys.argv[1].split(",")
 if sys.argv[2:]:
@@ -79,7 +79,7 @@ BENCH_LOADERS = (
 
 # torch first and torchvision last: neither can be imported twice
 @pytest.mark.parametrize(
-    ("packages", "command", "brings"),
+    ("packages", "command", "remedy"),
     [
         ("torch,cv2,psutil,torchvision", (), "precache[loaders]"),
         ("xxhash", (), "install precache"),
@@ -87,11 +87,11 @@ BENCH_LOADERS = (
         ("plotly", BENCH_LOADERS, "precache[bench]"),
     ],
 )
-def test_a_missing_package_is_named_with_what_installs_it(
-    packages: str, command: tuple[str, ...], brings: str, tmp_path: Path
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    packages: str, command: tuple[str, ...], remedy: str, tmp_path: Path
 ) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", LACKING, packages, *command],
+        [sys.executable, "-c", IMPORT_WITHOUT_PACKAGES, packages, *command],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -101,13 +101,13 @@ def test_a_missing_package_is_named_with_what_installs_it(
     )
     for package, line in zip(packages.split(","), result.stderr.splitlines(), strict=True):
         assert f" {package} " in line
-        assert brings in line
+        assert remedy in line
         assert command or line.startswith("MissingDependencyError: ")
     assert result.returncode == (2 if command else 0)
 
 
-def listed(heading: str) -> set[str]:
-    """The names of the packages in a list of pyproject.toml."""
+def package_names(heading: str) -> set[str]:
+    """Return the names of the packages in a list of pyproject.toml."""
     (content,) = re.findall(rf"^{heading} = \[\n(.*?)^\]", PYPROJECT, re.DOTALL | re.MULTILINE)
     return set(re.findall(r'^    "([a-z0-9-]+)', content, re.MULTILINE))
 
@@ -121,6 +121,6 @@ def test_converting_needs_none_of_the_extras(raw_tree: Path, tmp_path: Path) -> 
 def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:
     used = {name.split(".")[0] for path in files("precache") for name in imports(path)}
     others = {DISTRIBUTIONS.get(name, name) for name in used - sys.stdlib_module_names - {"precache"}}
-    assert others - OPTIONAL == listed("dependencies")
+    assert others - OPTIONAL == package_names("dependencies")
     extras = PYPROJECT[PYPROJECT.index("[project.optional-dependencies]") :]
     assert all(f'"{name}>=' in extras for name in OPTIONAL & others)

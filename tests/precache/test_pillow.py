@@ -1,4 +1,4 @@
-"""Pillow and Pillow-SIMD, both of which are the package PIL: one in the place of the other, and neither."""
+"""Pillow and Pillow-SIMD, which are both the package PIL: replacing one by the other, and running without."""
 
 import os
 import re
@@ -10,19 +10,20 @@ from precache.packages import pillow_install_command
 from tests.command import ROOT, check_bad_input
 
 
-def command_of_the_readme() -> str:
+def readme_command() -> str:
+    """Return the command in the guide that installs Pillow-SIMD."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "precache/README.md").read_text(), re.DOTALL)
     (command,) = (block for block in blocks if "uninstall -y pillow" in block)
     return str(command)
 
 
-def test_the_readme_gives_the_command_of_doctor() -> None:
-    ours = pillow_install_command("pillow-simd").replace(sys.executable, "python")
-    assert " ".join(command_of_the_readme().replace("\\\n", " ").split()) == ours
+def test_the_guide_and_doctor_give_the_same_command_for_pillow() -> None:
+    command = pillow_install_command("pillow-simd").replace(sys.executable, "python")
+    assert " ".join(readme_command().replace("\\\n", " ").split()) == command
 
 
-def test_doctor_runs_without_pillow_and_the_other_commands_say_what_puts_it_back(tmp_path: Path) -> None:
-    """Half of it is what a package leaves that was put over the other and uninstalled."""
+def test_without_pillow_doctor_runs_and_other_commands_say_the_remedy(tmp_path: Path) -> None:
+    """PIL is an empty package here, as after one was installed over the other and uninstalled."""
     (tmp_path / "PIL").mkdir()
     (tmp_path / "PIL/__init__.py").touch()
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
@@ -40,6 +41,6 @@ def test_doctor_runs_without_pillow_and_the_other_commands_say_what_puts_it_back
     assert "backend shards" in doctor.stdout
     for module in ("precache", "bench"):
         check_bad_input(run("-m", module, "convert", "a", "b"), "Pillow is missing or broken", remedy)
-    used = run("-c", "from precache import convert")
-    assert used.returncode == 1
-    assert remedy in used.stderr.splitlines()[-1]
+    result = run("-c", "from precache import convert")
+    assert result.returncode == 1
+    assert remedy in result.stderr.splitlines()[-1]

@@ -1,3 +1,5 @@
+"""Recipes, and plans made by them."""
+
 import json
 from collections import Counter
 
@@ -24,31 +26,33 @@ def recipe(**settings: object) -> Recipe:
 
 @settings(max_examples=25, deadline=None)
 @given(SHARES, st.integers(1, 10 * PICTURE_BYTES), st.integers(0, 2**32))
-def test_every_sample_is_in_one_shard_of_its_split_shuffled_and_near_equal_in_size(
+def test_every_sample_is_in_one_shard_of_its_split(
     shares: dict[str, float], shard_bytes: int, seed: int
 ) -> None:
     splits = ",".join(f"{name}={share}" for name, share in shares.items())
 
-    def shards(name: str, seed: int) -> dict[tuple[str, str], list[int]]:
-        asked = recipe(format=name, splits=splits, shard_bytes=shard_bytes, seed=seed)
-        plan = plan_conversion(SAMPLES, asked)
-        return {(shard.split, shard.name): shard.rows.tolist() for shard in plan.shards}
+    def plan_rows(name: str, seed: int) -> dict[tuple[str, str], list[int]]:
+        """Return (split, shard) -> rows."""
+        settings = recipe(format=name, splits=splits, shard_bytes=shard_bytes, seed=seed)
+        shards = plan_conversion(SAMPLES, settings).shards
+        return {(shard.split, shard.name): shard.rows.tolist() for shard in shards}
 
-    plan = shards("shards", seed)
-    rows = [row for of_shard in plan.values() for row in of_shard]
-    assert sorted(rows) == list(range(100)) != rows
+    plan = plan_rows("shards", seed)
+    rows = [row for shard_rows in plan.values() for row in shard_rows]
+    assert sorted(rows) == list(range(100))
+    assert rows != sorted(rows)
     assert {split for split, _ in plan} == set(shares)
     assert all(name.startswith(f"{split}-") for split, name in plan)
     for split, share in shares.items():
-        counts = [len(of_shard) for (of_split, _), of_shard in plan.items() if of_split == split]
+        counts = [len(shard_rows) for (name, _), shard_rows in plan.items() if name == split]
         assert sum(counts) == round(100 * share)
         assert max(counts) <= max(1, shard_bytes // PICTURE_BYTES)
         assert max(counts) - min(counts) <= 1
-    assert all(shards(name, seed) == plan for name in FORMAT_NAMES)
-    assert shards("shards", seed + 1) != plan
+    assert all(plan_rows(name, seed) == plan for name in FORMAT_NAMES)
+    assert plan_rows("shards", seed + 1) != plan
 
 
-BAD: dict[str, tuple[object, ...]] = {
+BAD_SETTINGS: dict[str, tuple[object, ...]] = {
     "format": ("sharks",),
     "size": (8193, (1, 2, 3), ()),
     "quality": (0, 101),
@@ -58,7 +62,7 @@ BAD: dict[str, tuple[object, ...]] = {
     "background": ("#12", 7),
     "channels": ("gray", None),
 }
-TOGETHER: list[tuple[dict[str, object], list[str]]] = [
+INCOMPATIBLE_SETTINGS: list[tuple[dict[str, object], list[str]]] = [
     ({"format": "webdataset", "channels": "rgba"}, ["rgba", "shards", "webdataset"]),
     ({"format": "dali", "channels": "grey", "dtype": "uint16"}, ["uint16", "shards", "dali"]),
     ({"dtype": "uint16"}, ["uint16", "grey", "rgb"]),
@@ -67,19 +71,22 @@ TOGETHER: list[tuple[dict[str, object], list[str]]] = [
 ]
 
 
-def test_a_bad_setting_names_field_and_value_and_what_does_not_go_together() -> None:
-    for setting, bad in BAD.items():
-        for value in bad:
-            with pytest.raises(SettingError, match=rf"^(unknown )?{setting} ") as caught:
+def test_a_bad_setting_names_its_field_and_value() -> None:
+    for setting, values in BAD_SETTINGS.items():
+        for value in values:
+            with pytest.raises(SettingError, match=rf"^(unknown )?{setting} ") as raised:
                 recipe(**{setting: value})
-            assert repr(value) in str(caught.value)
-    for settings_, mentions in TOGETHER:
-        with pytest.raises(SettingError) as caught:
-            recipe(**settings_)
-        assert [mention for mention in mentions if mention not in str(caught.value)] == []
+            assert repr(value) in str(raised.value)
 
 
-MEANT = {
+@pytest.mark.parametrize(("incompatible", "mentions"), INCOMPATIBLE_SETTINGS)
+def test_incompatible_settings_are_named(incompatible: dict[str, object], mentions: list[str]) -> None:
+    with pytest.raises(SettingError) as raised:
+        recipe(**incompatible)
+    assert [mention for mention in mentions if mention not in str(raised.value)] == []
+
+
+SUGGESTIONS = {
     "0.8": "train=0.8,val=0.2", "0.8,0.2": "train=0.8,val=0.2", "80,20": "train=0.8,val=0.2",
     "80/20": "train=0.8,val=0.2", "8:2": "train=0.8,val=0.2", "90%": "train=0.9,val=0.1",
     "train=0.9": "train=0.9,val=0.1", "train:0.7, test:0.3": "train=0.7,test=0.3",
@@ -88,46 +95,53 @@ MEANT = {
     "train=1,val=0.25": "train=0.8,val=0.2",
     "a": "train=0.8,val=0.2", "train=1,val=0": "train=0.8,val=0.2",
 }  # fmt: skip
-"""Splits as people write them -> what is suggested."""
+"""Splits as people write them -> the suggested splits."""
 
 
-def test_splits_that_do_not_sum_to_1_come_back_as_what_was_meant() -> None:
-    for text, meant in MEANT.items():
-        with pytest.raises(SettingError, match=f"'{meant}', got '{text}'"):
+def test_splits_that_do_not_sum_to_1_are_refused_with_a_suggestion() -> None:
+    for text, suggestion in SUGGESTIONS.items():
+        with pytest.raises(SettingError, match=f"'{suggestion}', got '{text}'"):
             recipe(splits=text)
 
 
 @given(st.text("0123456789.,=:/% ab", max_size=12))
-def test_splits_that_are_suggested_can_be_pasted(text: str) -> None:
+def test_suggested_splits_can_be_pasted(text: str) -> None:
     assert set(parse_splits(suggest_splits(text)).values()) <= {share / 10_000 for share in range(10_001)}
 
 
+INTEGERS = {"size": 32, "quality": 90, "shard_bytes": 2**20, "seed": 3, "max_pixels": 10**6}
+
+
 def test_integers_of_numpy_make_the_same_recipe() -> None:
-    given = {"size": 32, "quality": 90, "shard_bytes": 2**20, "seed": 3, "max_pixels": 10**6}
     for kind in (np.int64, np.int32, np.array):
-        made = Recipe(format="dali", **{name: kind(value) for name, value in given.items()})
-        assert json.loads(json.dumps(made.to_json())) == Recipe(format="dali", **given).to_json()
+        converted = Recipe(format="dali", **{name: kind(value) for name, value in INTEGERS.items()})
+        assert json.loads(json.dumps(converted.to_json())) == Recipe(format="dali", **INTEGERS).to_json()
     assert Recipe(format="dali", fit="crop", size=(np.int64(4), np.int64(4))).size == 4
-    for name, value in given.items():
-        for wrong in (True, np.True_, float(value), np.float64(value), str(value)):
-            with pytest.raises(SettingError, match=name):
-                recipe(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integer_setting_refuses_other_types(name: str) -> None:
+    value = INTEGERS[name]
+    for wrong in (True, np.True_, float(value), np.float64(value), str(value)):
+        with pytest.raises(SettingError, match=name):
+            recipe(**{name: wrong})
 
 
 @given(SHARES, st.lists(st.integers(-1, 4), min_size=1, max_size=300), st.integers(0, 9))
 def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
     shares: dict[str, float], labels: list[int], seed: int
 ) -> None:
-    of_samples, wanted = np.array(labels), list(shares.values())
-    split_of = split_samples(of_samples, wanted, seed)
-    assert np.array_equal(split_samples(of_samples, wanted, seed), split_of)
-    for members in (slice(None), *(of_samples == label for label in range(-1, 5))):
-        chosen = split_of[members]
-        assert all(abs((chosen == n).sum() - share * len(chosen)) <= 1 for n, share in enumerate(wanted))
+    sample_labels, split_shares = np.array(labels), list(shares.values())
+    split_of = split_samples(sample_labels, split_shares, seed)
+    assert np.array_equal(split_samples(sample_labels, split_shares, seed), split_of)
+    for members in (slice(None), *(sample_labels == label for label in range(-1, 5))):
+        splits = split_of[members]
+        for split, share in enumerate(split_shares):
+            assert abs((splits == split).sum() - share * len(splits)) <= 1
 
 
 @pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
-def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tuple[str, ...]) -> None:
+def test_shares_divide_only_samples_of_a_single_split(source: tuple[str, ...]) -> None:
     refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
     samples = Samples.from_refs(refs)
     if len(source) > 1:
@@ -136,31 +150,40 @@ def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tu
     else:
         plan = plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))
         assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"a": 10, "b": 10}
-    kept = plan_conversion(samples, recipe())
-    assert {shard.split for shard in kept.shards} == ({"train"} if source == ("",) else {*source})
+    plan = plan_conversion(samples, recipe())
+    assert {shard.split for shard in plan.shards} == ({"train"} if source == ("",) else {*source})
 
 
-def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_name_a_shard_twice() -> None:
-    """Those that lost samples get the new ones first, by what they lack."""
-    kept: dict[str, np.ndarray] = {}
-    shards: dict[str, int] = {}
+def test_updates_keep_the_shares_of_splits_and_name_no_shard_twice() -> None:
+    """Updates here add one to three samples each."""
+    labels_of: dict[str, np.ndarray] = {}
+    next_shards: dict[str, int] = {}
     names: list[str] = []
     for update in range(1, 121):
         labels = np.array([update % 3, 2, 2][: 1 + update % 3])
         samples = Samples.from_refs(
             [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
         )
-        grown = ExistingSamples(update=update, next_shards=shards, labels=kept)
-        for shard in plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), grown).shards:
+        existing = ExistingSamples(update=update, next_shards=next_shards, labels=labels_of)
+        plan = plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), existing)
+        for shard in plan.shards:
             names.append(shard.name)
-            shards[shard.split] = shards.get(shard.split, 0) + 1
-            kept[shard.split] = np.concatenate((kept.get(shard.split, labels[:0]), labels[shard.rows]))
+            next_shards[shard.split] = next_shards.get(shard.split, 0) + 1
+            before = labels_of.get(shard.split, labels[:0])
+            labels_of[shard.split] = np.concatenate((before, labels[shard.rows]))
         for label in range(3):
-            counts = [np.count_nonzero(kept.get(split, labels[:0]) == label) for split in ("a", "b")]
+            counts = [np.count_nonzero(labels_of.get(split, labels[:0]) == label) for split in ("a", "b")]
             assert abs(counts[0] - 0.7 * sum(counts)) <= 1
-    assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(shards[split])]
-    lost = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
-    of_one_class = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
-    plan = plan_update(of_one_class, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), lost)
+    assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(next_shards[split])]
+
+
+def test_an_update_fills_first_the_splits_that_lost_samples() -> None:
+    existing = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
+    samples = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
+    plan = plan_update(samples, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), existing)
     assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}
-    assert not plan_update(SAMPLES, np.arange(0), recipe(), lost).shards
+
+
+def test_an_update_without_new_samples_plans_no_shard() -> None:
+    existing = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
+    assert not plan_update(SAMPLES, np.arange(0), recipe(), existing).shards

@@ -15,7 +15,7 @@ from loaders.examples import common
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
 from tests.bench.sagemaker.test_train import write_job
-from tests.cloud.storages import listening
+from tests.cloud.storages import serve_http
 from tests.command import ROOT
 
 NOTEBOOK = ROOT / "bench" / "sagemaker" / "launch.ipynb"
@@ -47,7 +47,7 @@ class SageMaker(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def _sagemaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with listening(SageMaker, jobs={}) as endpoint:
+    with serve_http(SageMaker, jobs={}) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", endpoint)
         yield
 

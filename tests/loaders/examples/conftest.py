@@ -1,4 +1,4 @@
-"""Pictures that are told apart by their colour, so that a few steps learn it."""
+"""Data of the examples' tests: classes differ by colour, which a model learns in a few steps."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from PIL import Image
 from precache import Recipe, convert
 
 CLASSES, IMAGES, TRAINED, SIZE = 3, 60, 45, 32
-"""A quarter of the pictures is split `val`."""
+"""Classes, pictures, those of them in split `train` (the others are split `val`), side in pixels."""
 
 
 @pytest.fixture(scope="package")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 pictures in each of three folders: noise, and more of one colour."""
+    """Tree of 20 pictures in each of three class folders: noise with more of one colour."""
     root = tmp_path_factory.mktemp("colours") / "tree"
     random = np.random.default_rng(0)
     for number in range(IMAGES):

@@ -1,4 +1,4 @@
-"""timm's training script on our loaders. No package of timm has it: SCRIPT, of its calls, stands for it."""
+"""timm's training script on our loaders; SCRIPT stands for it, since timm's package does not hold it."""
 
 import json
 import sys
@@ -21,17 +21,18 @@ import json, sys, torch
 from timm.data import FastCollateMixup, create_dataset, create_loader
 
 root, mixup, version = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-of_train = create_dataset("", root=root, split="train", is_training=True, batch_size=8, seed=42, repeats=0)
-of_eval = create_dataset("", root=root, split="val", is_training=False, batch_size=8)
+more = {"batch_size": 8, "seed": 42, "repeats": 0}
+train_dataset = create_dataset("", root=root, split="train", is_training=True, **more)
+eval_dataset = create_dataset("", root=root, split="val", is_training=False, batch_size=8)
 shared = {"input_size": (3, 32, 32), "batch_size": 8, "use_prefetcher": True, "device": torch.device("cpu")}
 shared |= {"mean": (0.5,) * 3, "std": (0.5,) * 3, "num_workers": 1, "distributed": False}
 erases = {"interpolation": "random", "re_prob": 0.5, "re_mode": "pixel"}
 collate = FastCollateMixup(mixup_alpha=mixup, num_classes=5) if mixup else None
-training = create_loader(of_train, is_training=True, collate_fn=collate, **erases, **shared)
-validation = create_loader(of_eval, is_training=False, crop_pct=0.9, **shared)
+training = create_loader(train_dataset, is_training=True, collate_fn=collate, **erases, **shared)
+validation = create_loader(eval_dataset, is_training=False, crop_pct=0.9, **shared)
 for epoch in range(2):
     if version == "older":
-        of_train.set_epoch(epoch)
+        train_dataset.set_epoch(epoch)
     elif hasattr(training.batch_sampler, "set_epoch"):  # train.py of 2026
         training.batch_sampler.set_epoch(epoch)
     if epoch == 1 and training.mixup_enabled:
@@ -42,14 +43,15 @@ for epoch in range(2):
 """
 
 
-def of_training(path: Path, **options: Any) -> Any:
+def create_training(path: Path, **options: Any) -> Any:
+    """Create dataset and loader of a training as the script does, with more arguments of `create_loader`."""
     dataset = adapter.create_dataset("", root=str(path), split="train", seed=7)
     settings = {"batch_size": BATCH, "is_training": True, **SETTINGS, **options}
     return dataset, adapter.create_loader(dataset, (3, 24, 24), **settings)
 
 
 @pytest.mark.parametrize(("mixup", "version"), [(0.0, "older"), (1.0, "today")])
-def test_the_script_gets_what_it_asks_for(
+def test_script_trains_and_validates_on_our_loaders(
     mixup: float,
     version: str,
     data: Path,
@@ -57,7 +59,7 @@ def test_the_script_gets_what_it_asks_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its epochs, its validation; mixed until it turns that off."""
+    """The script turns MixUp off in its second epoch."""
     with loaders.build(data, batch_size=BATCH, seed=42, sampling=loaders.Sampling(last="drop")) as loader:
         labels = [[batch.labels.tolist() for batch in loader] for _ in range(2)]
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -81,39 +83,41 @@ def test_the_script_gets_what_it_asks_for(
         assert targets == labels
 
 
-def test_a_run_that_goes_on_serves_the_epoch_that_it_names(data: Path) -> None:
-    dataset, training = of_training(data)
+def test_set_epoch_of_the_dataset_sets_the_epoch_of_the_loader(data: Path) -> None:
+    dataset, training = create_training(data)
     served = [[labels.tolist() for _, labels in training] for _ in range(3)]
-    dataset, training = of_training(data)
+    dataset, training = create_training(data)
     dataset.set_epoch(2)
     assert [labels.tolist() for _, labels in training] == served[2] != served[0]
 
 
-def test_crops_flips_and_colours_are_those_of_its_arguments() -> None:
+def test_augmentation_takes_crops_flips_and_colours_of_its_arguments() -> None:
     boxes, colors = {"scale": (0.5, 1.0), "ratio": (1.0, 1.0)}, {"brightness": 0.1, "hue": 0.2}
-    made = adapter.make_augmentation(**boxes, hflip=0.0, color_jitter=(0.1, 0, 0, 0.2))
-    assert made == loaders.RandomAugmentation(**boxes, flip=0.0, **colors)
+    augmentation = adapter.make_augmentation(**boxes, hflip=0.0, color_jitter=(0.1, 0, 0, 0.2))
+    assert augmentation == loaders.RandomAugmentation(**boxes, flip=0.0, **colors)
 
 
-def test_pictures_are_normalised_with_the_figures_of_the_model_and_erased_where_asked(data: Path) -> None:
-    _, plain = of_training(data, no_aug=True)
-    _, other = of_training(data, no_aug=True, mean=(0.0,) * 3, std=(1.0,) * 3)
+def test_pictures_are_normalised_with_mean_and_std_of_the_model(data: Path) -> None:
+    _, plain = create_training(data, no_aug=True)
+    _, other = create_training(data, no_aug=True, mean=(0.0,) * 3, std=(1.0,) * 3)
     for (images, _), (from_0_to_1, _) in zip(plain, other, strict=True):
         assert ((images + 1) / 2 - from_0_to_1).abs().max() < 1e-5
-    _, erased = of_training(data, color_jitter=None, re_prob=1.0)
+
+
+def test_random_erasing_blanks_a_part_of_each_batch(data: Path) -> None:
+    _, erased = create_training(data, color_jitter=None, re_prob=1.0)
     assert all((images == 0).all(dim=1).any() for images, _ in erased)
 
 
-def test_a_loader_of_the_script_has_what_a_dataloader_has(data: Path) -> None:
-    """Passes on what the loader has, as timm's own loader passes on what its DataLoader has."""
-    _, training = of_training(data)
+def test_loader_has_the_properties_of_timms_own_loader(data: Path) -> None:
+    _, training = create_training(data)
     for name, value in vars(timm.data.loader.PrefetchLoader).items():
         if isinstance(value, property):
             getattr(training, name)
     assert len(training.batch_sampler) == len(training) == len(list(training.batch_sampler))
 
 
-def test_validation_shows_the_share_that_crop_pct_says(data: Path) -> None:
+def test_validation_shows_the_share_of_crop_pct(data: Path) -> None:
     settings = {"split": "val", "size": 24, "shuffle": False, "batch_size": BATCH, "normalize": (0.5, 0.5)}
     with loaders.build(data, **settings, serving=loaders.Serving(crop_ratio=0.5)) as loader:
         due = [batch.images for batch in loader]
@@ -123,23 +127,37 @@ def test_validation_shows_the_share_that_crop_pct_says(data: Path) -> None:
         assert torch.allclose(images, expected, atol=1e-5)
 
 
-def test_what_is_not_there_is_refused(data: Path) -> None:
-    for options, mention in (
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
         ({"auto_augment": "rand-m9"}, "--aa 'rand-m9'"),
-        ({"collate_fn": len}, "FastCollateMixup or none"),
+        ({"collate_fn": len}, "collate_fn"),
         ({"batch_size": 7, "collate_fn": adapter.FastCollateMixup()}, "--batch-size 7"),
         ({"num_aug_repeats": 3}, "--aug-repeats"),
         ({"num_batches": 5}, "--train-batches-per-epoch 5"),
         ({"crop_mode": "squash"}, "--crop-mode squash"),
-    ):
-        with pytest.raises(SettingError, match=mention):
-            of_training(data, **options)
-    for mention, name, options in (
-        ("--dataset hfds/a/b", "hfds/a/b", {}),
-        ("--class-map map.txt", "", {"class_map": "map.txt"}),
-    ):
-        with pytest.raises(SettingError, match=mention):
-            adapter.create_dataset(name, root=str(data), split="train", **options)
+    ],
+    ids=str,
+)
+def test_create_loader_refuses_options_without_a_counterpart(
+    options: dict[str, Any], option: str, data: Path
+) -> None:
+    with pytest.raises(SettingError, match=option, check=lambda error: error.remedy != ""):
+        create_training(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "option"),
+    [("hfds/a/b", {}, "--dataset hfds/a/b"), ("", {"class_map": "map.txt"}, "--class-map map.txt")],
+)
+def test_create_dataset_refuses_datasets_and_class_maps_of_timm(
+    name: str, options: dict[str, Any], option: str, data: Path
+) -> None:
+    with pytest.raises(SettingError, match=option, check=lambda error: "--data-dir" in error.remedy):
+        adapter.create_dataset(name, root=str(data), split="train", **options)
+
+
+def test_pictures_of_other_channels_than_the_models_are_refused(data: Path) -> None:
     dataset = adapter.create_dataset("", root=str(data), split="train")
-    with pytest.raises(SettingError, match="--in-chans 3"):
+    with pytest.raises(SettingError, check=lambda error: "--in-chans 3" in error.remedy):
         next(iter(adapter.create_loader(dataset, (1, 24, 24), BATCH, **SETTINGS)))

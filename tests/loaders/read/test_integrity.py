@@ -1,4 +1,4 @@
-"""No loader serves a byte that was not written: each sample is compared with its checksum by who reads it."""
+"""Loaders compare each sample with its checksum, and serve no byte that the conversion did not write."""
 
 import os
 import shutil
@@ -22,61 +22,64 @@ from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
 from tests.loaders.cases import CONVERTED_CASES, backend_params
 
-HOW: list[dict[str, Any]] = [
+SETTINGS: list[dict[str, Any]] = [
     {"shuffle": "window"},
     {"shuffle": False, "size": 40},
     {"size": 40, "augment": "crop"},
     {"cache": "ram", "size": 40, "augment": "train"},
 ]
+CASES = [*CONVERTED_CASES, *backend_params(("shards", "keep-shards"), ("dali", "keep-dali"))]
 
 
-EACH = [*CONVERTED_CASES, *backend_params(("shards", "keep-shards"), ("dali", "keep-dali"))]
-
-
-@pytest.fixture(params=[pytest.param(arm.values, id=arm.id, marks=arm.marks) for arm in EACH])
+@pytest.fixture(params=[pytest.param(case.values, id=case.id, marks=case.marks) for case in CASES])
 def build(
     request: pytest.FixtureRequest, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
 ) -> partial[Loader]:
-    """One backend over a copy of its folder."""
+    """Function that builds a loader of one backend over a copy of its folder."""
     backend, kind = request.param
     path = Path(shutil.copytree({**converted, **shaped}[kind], tmp_path / "copy"))
     return partial(build_loader, path, backend=backend, workers=2, batch_size=8)
 
 
-@pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_damaged_sample_is_named_in_every_epoch_and_nothing_of_it_is_served(
-    build: partial[Loader], how: dict[str, Any]
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_damaged_sample_raises_sample_error_in_every_epoch(
+    build: partial[Loader], settings: dict[str, Any]
 ) -> None:
-    """Or left out alone, if that is asked for."""
-    with build(**how) as loader:
-        expected = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
-    shard, bad = flip_a_bit(build.args[0])
-    with build(**how) as loader:
-        source = loader.path_of(bad)
+    shard, damaged_id = flip_a_bit(build.args[0])
+    with build(**settings) as loader:
+        source = loader.path_of(damaged_id)
         for epoch in range(2):
             loader.set_epoch(epoch)
             served: list[int] = []
-            with pytest.raises(SampleError) as caught:
+            with pytest.raises(SampleError) as raised:
                 served.extend(i for batch in loader for i in batch.ids.tolist())
-            assert bad not in served
-            assert f"{shard}: sample {bad} ({source})" in str(caught.value)
-            assert isinstance(caught.value, DatasetError)
-            assert isinstance(caught.value, ImageError)
-    with build(on_error="skip", **how) as loader:
+            assert damaged_id not in served
+            assert raised.value.path == f"{shard}: sample {damaged_id} ({source})"
+            assert isinstance(raised.value, DatasetError)
+            assert isinstance(raised.value, ImageError)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_skipping_leaves_out_the_damaged_sample_alone(
+    build: partial[Loader], settings: dict[str, Any]
+) -> None:
+    with build(**settings) as loader:
+        expected = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
+    _, damaged_id = flip_a_bit(build.args[0])
+    with build(on_error="skip", **settings) as loader:
         for epoch in (0, 1):
             loader.set_epoch(epoch)
-            found = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
-            assert sorted(found) == [i for i in range(IMAGES) if i != bad]
-            assert epoch or all(torch.equal(picture, expected[i]) for i, picture in found.items())
+            pictures = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
+            assert sorted(pictures) == [i for i in range(IMAGES) if i != damaged_id]
+            if epoch == 0:
+                assert all(torch.equal(picture, expected[i]) for i, picture in pictures.items())
 
 
-def test_damage_after_the_first_epoch_is_found_where_every_read_is_checked(
-    build: partial[Loader],
-) -> None:
+def test_checking_always_finds_damage_after_the_first_epoch(build: partial[Loader]) -> None:
     with build(check="always") as always, build(check="first-read") as first:
         assert len(ids_of(always)) == len(ids_of(first)) == IMAGES
         flip_a_bit(build.args[0])
-        for epoch in (5, 7):  # nothing of which is on its way already
+        for epoch in (5, 7):  # no batch of these epochs has been read ahead
             always.set_epoch(epoch)
             with pytest.raises(SampleError):
                 ids_of(always)
@@ -93,7 +96,7 @@ def read_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [MANIFEST_NAME, index_name()])
-def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
+def test_one_changed_bit_of_manifest_or_index_raises_dataset_error(
     file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
@@ -103,21 +106,24 @@ def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
         changed = bytearray(content)
         changed[place] ^= 1 << bit
         (path / file).write_bytes(changed)
-        with pytest.raises(DatasetError, match=str(path)) as caught:
+        with pytest.raises(DatasetError, match=str(path)) as raised:
             read_all(path)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("file", [MANIFEST_NAME, index_name(), "shard"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_what_is_no_file_is_an_error_not_a_wait(
+def test_pipe_folder_or_link_in_place_of_a_file_raises_dataset_error(
     name: str, file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
     dataset = open_dataset(path)
     target = dataset.shard_path(dataset.manifest.shards[1]) if file == "shard" else path / file
-    for put in (os.mkfifo, os.mkdir, lambda target: target.symlink_to(target.name)):
-        target.rmdir() if target.is_dir() else target.unlink()
-        put(target)
+    for make in (os.mkfifo, os.mkdir, lambda target: target.symlink_to(target.name)):
+        if target.is_dir():
+            target.rmdir()
+        else:
+            target.unlink()
+        make(target)
         with pytest.raises(DatasetError, match=str(target)):
             read_all(path)

@@ -1,4 +1,4 @@
-"""What commands say where the system gives them too little."""
+"""Commands for which the system opens too few files."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Names of files come from others: none of them commands a terminal, whoever prints it."""
+"""File names with control characters, which no command and no warning may print to a terminal."""
 
 import json
 import os
@@ -16,13 +16,15 @@ from precache import Recipe, convert, page
 from tests.command import ROOT
 from tests.command import run_here as run
 
-# A title, a colour, other directions, C1's CSI and NEL, DEL, new lines of three kinds, what is not text.
-COMMANDS = os.fsdecode("\x1b]0;title\x07\x1b[31m\u202e\u2066\x9b32m\x85\x7f\r\n\u2028".encode() + b"\xff")
-NASTY = f"a{COMMANDS}<i>z"
+# A title, a colour, other directions, C1's CSI and NEL, DEL, kinds of line breaks, a byte that is no text.
+CONTROL_CHARACTERS = os.fsdecode(
+    "\x1b]0;title\x07\x1b[31m\u202e\u2066\x9b32m\x85\x7f\r\n\u2028".encode() + b"\xff"
+)
+NASTY = f"a{CONTROL_CHARACTERS}<i>z"
 
 
 def check_plain(result: Any, *mentions: str) -> None:
-    """Nothing but text came out; `mentions` did."""
+    """Check that the output has no control characters, and has the `mentions`."""
     for text in (result.stdout, result.stderr):
         bad = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c != "\n"}
         assert not bad, (result.args, bad, text)
@@ -32,7 +34,7 @@ def check_plain(result: Any, *mentions: str) -> None:
 
 @pytest.fixture(scope="module")
 def nasty(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tree of nasty names, at a nasty path; with damaged pictures and what is ignored."""
+    """A folder with a tree of nasty names at a nasty path, with damaged pictures and ignored files."""
     folder = tmp_path_factory.mktemp("nasty")
     tree = Path(shutil.copytree(raw_tree, folder / NASTY))
     (tree / "001.anchor").rename(tree / f"001{NASTY}")
@@ -79,8 +81,8 @@ def test_commands_print_no_control_characters_of_names(nasty: Path, nasty_datase
         assert code < 2 or len(result.stderr.splitlines()) == 1 or "--debug" in words
         if "--json" in words:
             assert f"001{NASTY}" in json.loads(result.stdout)["splits"]["train"]["classes"]
-    shown = (nasty / f"{NASTY}.html").read_text() + page.table([NASTY], [[NASTY]]) + page.paragraphs([NASTY])
-    assert ("<i>" in shown, "&lt;i&gt;" in shown) == (False, True), "nor does it write a page"
+    pages = (nasty / f"{NASTY}.html").read_text() + page.table([NASTY], [[NASTY]]) + page.paragraphs([NASTY])
+    assert ("<i>" in pages, "&lt;i&gt;" in pages) == (False, True)
 
 
 def test_warnings_of_loaders_have_no_control_characters(
@@ -89,16 +91,16 @@ def test_warnings_of_loaders_have_no_control_characters(
     reading = loaders.Reading(workers=0, on_error="skip")
     with loaders.build(nasty / NASTY, size=32, reading=reading) as loader:
         assert sum(1 for _ in loader)
-    assert any("a\\x1b]0;title" in said for said in caplog.messages)
-    assert all(said.isprintable() for said in caplog.messages)
+    assert any("a\\x1b]0;title" in message for message in caplog.messages)
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path) -> None:
-    """Spaces, a quote, a colour that a shell takes for a comment, a byte that is not text."""
+    """The path has spaces, a quote and a byte that is no text; the colour looks like a comment to a shell."""
     out = tmp_path / os.fsdecode(b"my 'data' \x1b[31m\xff")
     recipe = Recipe(format="webdataset", size=16, background="#1e90ff")
     convert(raw_tree, out, recipe, workers=0)
-    good = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
     (out / "train-00000.tar").unlink()
     result = run("precache", "verify", out, cwd=tmp_path)
     assert result.returncode == 1
@@ -109,4 +111,4 @@ def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = f"{sys.executable} -m precache {command}"
     subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == good
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -1,4 +1,4 @@
-"""Options that would change nothing are refused, in one line that names them."""
+"""Options without effect, misspelt words, and datasets that `verify` is given."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.command import check_bad_input, run_here
 
-IN_VAIN = (
+WITHOUT_EFFECT = (
     ("verify shards --root photos", "--root"),
     ("verify shards --mask masks", "--mask"),
     ("verify shards --workers 2", "--workers"),
@@ -36,10 +36,10 @@ MISSPELT = (
 )
 
 
-@pytest.mark.parametrize(("command", "meant"), MISSPELT)
-def test_a_misspelt_word_is_answered_with_a_similar_one(command: str, meant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "similar"), MISSPELT)
+def test_a_misspelt_word_is_answered_with_a_similar_one(command: str, similar: str, tmp_path: Path) -> None:
     result = run_here(*command.split(), cwd=tmp_path)
-    check_bad_input(result, "id you mean", meant)
+    check_bad_input(result, "id you mean", similar)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def folder(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def test_options_without_effect_are_refused(folder: Path) -> None:
-    for command, mention in IN_VAIN:
+    for command, mention in WITHOUT_EFFECT:
         check_bad_input(run_here("precache", *command.split(), cwd=folder), mention)
     assert not (folder / "out").exists()
 

@@ -1,4 +1,4 @@
-"""Who listens does not matter: a conversion goes on, and its exit code is that of the dataset."""
+"""Commands whose terminal or reader is gone: a conversion goes on, and its exit code is that of the job."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ from precache.storage.locks import hold_lock
 from tests.command import ROOT
 from tests.precache.destinations import contents
 
-# Takes its terminal; each picture takes its time, so that there are moments in which to lose it.
-SLOWLY = """
+# A program that converts slowly, so that a test can stop it or take its terminal away meanwhile.
+SLOW_PROGRAM = """
 import time
 from precache.pictures import images
 render = images.render_or_copy
@@ -37,20 +37,22 @@ CONVERT = (
 def test_a_lost_terminal_does_not_end_a_conversion(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Its window is closed: writing fails with EIO, and SIGHUP comes."""
+    """Closing the terminal's window sends SIGHUP, and makes writing fail with EIO."""
     out = tmp_path / "out"
-    takes_it = "    import fcntl, termios\n    fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n    entry_point()"
-    (tmp_path / "slowly.py").write_text(SLOWLY.replace("    entry_point()", takes_it))
+    # the terminal becomes the controlling one of the program, which gets its SIGHUP
+    take_terminal = "    import fcntl, termios\n    fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n    entry_point()"
+    (tmp_path / "slowly.py").write_text(SLOW_PROGRAM.replace("    entry_point()", take_terminal))
     command = [sys.executable, "slowly.py", "convert", raw_tree, out, *CONVERT, "--workers", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    theirs, ours = os.openpty()
+    window, terminal = os.openpty()
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=ours, stdout=ours, stderr=ours, start_new_session=True
+        command, cwd=tmp_path, env=environment, **streams, start_new_session=True
     ) as process:
-        os.close(ours)
+        os.close(terminal)
         while not (out / JOURNAL_NAME).exists():
             time.sleep(0.005)
-        os.close(theirs)
+        os.close(window)
         assert process.wait(timeout=80) == 0
     assert contents(out) == contents(converted["shards"])
     assert verify(out) == []
@@ -74,7 +76,7 @@ def test_a_lost_terminal_does_not_end_a_conversion(
 def test_lost_messages_are_no_error_but_a_lost_result_is(
     script: str, code: int, message: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Unless its reader had enough."""
+    """A reader that ends early has lost nothing."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = f"precache() {{ '{sys.executable}' -m precache \"$@\"; }}; {script}"
     arguments = ["bash", "-c", command, "bash", converted["shards"], raw_tree, " ".join(CONVERT)]
@@ -83,6 +85,9 @@ def test_lost_messages_are_no_error_but_a_lost_result_is(
     )
     assert result.returncode == code, result.stderr
     lines = result.stderr.splitlines()
-    assert message in lines[-1] if message else lines == []
+    if message:
+        assert message in lines[-1]
+    else:
+        assert lines == []
     if "$2" in script:
         assert contents(tmp_path / "out") == contents(converted["shards"])

@@ -1,4 +1,4 @@
-"""The files that people copy to start a cluster: each is what its reader takes, with our commands."""
+"""The files that users copy to start a cluster are valid, and so are the commands in them."""
 
 import re
 import shlex
@@ -17,7 +17,8 @@ COMMAND = re.compile(r"precache (?:convert|clean|push|pull|verify) [^'`#\n]*")
 @pytest.mark.parametrize("name", ["ray-on-slurm.sh", "rayjob.yaml", "ray-vm-cluster.yaml", "README.md"])
 def test_each_command_in_a_cluster_file_is_valid(name: str) -> None:
     text = (CLUSTER / name).read_text().replace("\\\n", " ").replace('"$@"', "SRC DST --format shards")
-    lines = [match[0] for match in COMMAND.finditer(text) if match[0].count(" ") > 3]  # a whole command line
+    # more than three spaces: a whole command line, and not a mention of the command
+    lines = [match[0] for match in COMMAND.finditer(text) if match[0].count(" ") > 3]
     assert any("--engine" in line for line in lines)
     for line in lines:
         _, command, *arguments = shlex.split(line)
@@ -26,7 +27,7 @@ def test_each_command_in_a_cluster_file_is_valid(name: str) -> None:
 
 
 def test_the_slurm_script_prints_its_usage() -> None:
-    ended = subprocess.run(["bash", SLURM, "SRC"], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr[:13]) == (2, "usage: sbatch")
+    result = subprocess.run(["bash", SLURM, "SRC"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr[:13]) == (2, "usage: sbatch")
     text = SLURM.read_text()
-    assert text.index("#SBATCH --requeue") < text.index("\nset -euo pipefail\n")  # sbatch reads no further
+    assert text.index("#SBATCH --requeue") < text.index("\nset -euo pipefail\n")  # where sbatch stops reading

@@ -1,4 +1,4 @@
-"""A converted dataset as a tree of pictures again: what comes back, and what is not touched."""
+"""Exports of converted datasets: trees that convert to the same dataset, and do not touch other files."""
 
 import os
 import shlex
@@ -16,22 +16,22 @@ from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import write_spot_table
 from tests.stopping import KilledError, Stop, stopping
 
 
-def files(tree: Path) -> list[str]:
+def file_names(tree: Path) -> list[str]:
     return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
 
 
 def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
-    done = export(converted["shards"], tmp_path / "tree", workers=2)
-    assert (done.pictures, done.source, done.flags) == (IMAGES, tmp_path / "tree", "")
+    report = export(converted["shards"], tmp_path / "tree", workers=2)
+    assert (report.pictures, report.source, report.flags) == (IMAGES, tmp_path / "tree", "")
     stems = [os.path.splitext(sample.path)[0] for sample in scan_tree(raw_tree).samples]
-    assert files(tmp_path / "tree") == sorted([*(f"{stem}.png" for stem in stems), "labels.csv"])
+    assert file_names(tmp_path / "tree") == sorted([*(f"{stem}.png" for stem in stems), "labels.csv"])
     header, first, *_ = (tmp_path / "tree/labels.csv").read_text().splitlines()
     assert (header, first) == ("image,label,split", f"{stems[0]}.png,{os.path.dirname(stems[0])},train")
     convert(tmp_path / "tree", tmp_path / "again", small_recipe("shards"), workers=0)
@@ -41,22 +41,23 @@ def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Pat
 def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
-        held = {sample.data for _, sample in stored(open_dataset(converted[name]))}
-        assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == held
+        jpegs = {sample.data for _, sample in stored_samples(open_dataset(converted[name]))}
+        assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == jpegs
 
 
 def test_export_keeps_splits_and_channels(raw_tree: Path, tmp_path: Path) -> None:
     for name, settings in {"both": {"splits": "train=0.5,val=0.5"}, "rgba": {"channels": "rgba"}}.items():
         out, tree = tmp_path / name, tmp_path / f"{name}-tree"
-        one = convert(raw_tree, out, small_recipe("shards", **settings), workers=0).manifest
+        first = convert(raw_tree, out, small_recipe("shards", **settings), workers=0).manifest
         export(out, tree, workers=0)
-        again = small_recipe("shards", channels=one.recipe.channels)
-        two = convert(tree, tmp_path / f"{name}-again", again, workers=0).manifest
-        assert two.samples_per_class == one.samples_per_class
+        recipe = small_recipe("shards", channels=first.recipe.channels)
+        second = convert(tree, tmp_path / f"{name}-again", recipe, workers=0).manifest
+        assert second.samples_per_class == first.samples_per_class
     assert read_shards(tmp_path / "rgba-again") == read_shards(tmp_path / "rgba")
 
 
-def labelled(labels: list[Any], **fields: list[Any]) -> Items:
+def labelled_items(labels: list[Any], **fields: list[Any]) -> Items:
+    """A dataset in memory with these labels and fields."""
     rows = [{"image": picture(n), "label": label} for n, label in enumerate(labels)]
     for name, values in fields.items():
         for row, value in zip(rows, values, strict=True):
@@ -65,88 +66,86 @@ def labelled(labels: list[Any], **fields: list[Any]) -> Items:
 
 
 DATASETS = {
-    "several classes": (labelled([["a", "b"], [], ["c"]]), {}),
-    "vectors": (labelled([[0.5, 1], [1, 2], [2, 3]]), {"target": "number"}),
+    "several classes": (labelled_items([["a", "b"], [], ["c"]]), {}),
+    "vectors": (labelled_items([[0.5, 1], [1, 2], [2, 3]]), {"target": "number"}),
     "fields": (
-        labelled(["x", "y", "x"], caption=["a, 'b'", "é\n", ""], box=[[[1, 2]], [], [[3, 4], [5, 6]]]),
+        labelled_items(["x", "y", "x"], caption=["a, 'b'", "é\n", ""], box=[[[1, 2]], [], [[3, 4], [5, 6]]]),
         {"fields": ("caption", "box")},
     ),
     "names of the table's columns": (
-        labelled(["x", "y"], split=["a\r", "\r\nb"], image2=[0.5, -1e300]),
+        labelled_items(["x", "y"], split=["a\r", "\r\nb"], image2=[0.5, -1e300]),
         {"fields": ("split", "image2")},
     ),
-    "other splits": (labelled(["x", "y", "x"], fold=["a", "b", "a"]), {"split": "fold"}),
-    "a class called as the table": (labelled(["labels.csv", "Labels.csv/x", "a"]), {}),
-    "unsafe classes": (labelled(["../up", "/etc", "a:b"]), {}),
+    "other splits": (labelled_items(["x", "y", "x"], fold=["a", "b", "a"]), {"split": "fold"}),
+    "a class called as the table": (labelled_items(["labels.csv", "Labels.csv/x", "a"]), {}),
+    "unsafe classes": (labelled_items(["../up", "/etc", "a:b"]), {}),
 }
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) -> None:
     dataset, options = DATASETS[name]
-    convert(dataset, tmp_path / "one", Recipe(format="shards", size=8), workers=0, **options)
-    there_and_back(tmp_path, 8)
-    one, two = open_dataset(tmp_path / "one"), open_dataset(tmp_path / "two")
-    for what in ("classes", "target", "samples_per_class"):
-        assert getattr(one.manifest, what) == getattr(two.manifest, what)
-    before, after = one.read_index(), two.read_index()
-    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [
-        read_shards(tmp_path / "two"),
-        after.ids.tolist(),
-    ]
-    pairs = [(before.targets, after.targets)]
-    renamed = {"split": "field_split"}
-    pairs += [(column, after.fields[renamed.get(name, name)]) for name, column in before.fields.items()]
-    for mine, its in pairs:
-        assert (mine is None) == (its is None)
-        assert mine is None or its is None or mine.content() == its.content()
+    convert(dataset, tmp_path / "before", Recipe(format="shards", size=8), workers=0, **options)
+    export_and_convert(tmp_path, 8)
+    before, after = open_dataset(tmp_path / "before"), open_dataset(tmp_path / "after")
+    for attribute in ("classes", "target", "samples_per_class"):
+        assert getattr(before.manifest, attribute) == getattr(after.manifest, attribute)
+    assert read_shards(tmp_path / "before") == read_shards(tmp_path / "after")
+    index, new_index = before.read_index(), after.read_index()
+    assert index.ids.tolist() == new_index.ids.tolist()
+    assert (index.targets is None) == (new_index.targets is None)
+    if index.targets is not None and new_index.targets is not None:
+        assert index.targets.content() == new_index.targets.content()
+    new_names = {"split": "field_split"}
+    for field, column in index.fields.items():
+        assert column.content() == new_index.fields[new_names.get(field, field)].content()
 
 
-def there_and_back(folder: Path, size: int) -> None:
-    """Export the dataset `one` in the folder, and convert that into `two` by the command that was said."""
-    done = export(folder / "one", folder / "tree", workers=0)
-    command = ["convert", done.source, "two", "--format", "shards", "--size", size, "--workers", 0]
-    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=folder)
-    assert answer.returncode == 0, answer.stderr
+def export_and_convert(folder: Path, size: int) -> None:
+    """Export the dataset `before` in the folder, and convert it into `after` with the flags of the report."""
+    report = export(folder / "before", folder / "tree", workers=0)
+    command = ["convert", report.source, "after", "--format", "shards", "--size", size, "--workers", 0]
+    result = run_here("precache", *command, *shlex.split(report.flags), cwd=folder)
+    assert result.returncode == 0, result.stderr
 
 
 def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> None:
-    """The boxes are those of the pictures that are written, not of the originals."""
-    named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
+    """The boxes are in pixels of the pictures that are written, not of the originals."""
+    options = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
     table, mask = write_spot_table(tmp_path), str(tmp_path / "masks")
-    convert(table, tmp_path / "one", Recipe(format="dali", size=40), workers=0, mask=mask, **named)
-    there_and_back(tmp_path, 40)
+    convert(table, tmp_path / "before", Recipe(format="dali", size=40), workers=0, mask=mask, **options)
+    export_and_convert(tmp_path, 40)
     # ImageFolder, which reads tree/train, would take a folder of masks in it for a class
     assert sorted(path.name for path in (tmp_path / "tree").iterdir()) == [".masks", "labels.csv", "train"]
-    one, two = (open_dataset(tmp_path / folder) for folder in ("one", "two"))
-    assert one.read_index().mask_checksums is not None
-    assert np.array_equal(one.read_index().mask_checksums, two.read_index().mask_checksums)
-    assert two.manifest.source_options["boxes"] == "box"
-    (left, top, right, bottom), *_ = two.read_index().fields["box"].array(0).tolist()
-    (_, sample), *_ = stored(two)
+    before, after = (open_dataset(tmp_path / folder) for folder in ("before", "after"))
+    assert before.read_index().mask_checksums is not None
+    assert np.array_equal(before.read_index().mask_checksums, after.read_index().mask_checksums)
+    assert after.manifest.source_options["boxes"] == "box"
+    (left, top, right, bottom), *_ = after.read_index().fields["box"].array(0).tolist()
+    (_, sample), *_ = stored_samples(after)
     bright = sample.pixels("")[..., 0] > 127
     assert bright[round(top) : round(bottom), round(left) : round(right)].all()
     assert bright.sum() == round((right - left) * (bottom - top))
 
 
 def test_exported_names_stay_in_the_tree_and_are_unique(tmp_path: Path) -> None:
-    """Paths and classes are made to leave a folder, or to be alike."""
+    """The paths and classes here try to leave their folder, or to equal one another."""
     names = "1.jpg", "1.png", "\u00e9.jpg", "e\u0301.jpg", "..%2f.jpg", "y" * 240 + ".jpg", "\udcfe.jpg"
     for folder in ("a\\b", "con\nsole", "A", "a", " ..", "x" * 250, "\udcff"):
         (tmp_path / "hostile" / folder).mkdir(parents=True)
         for name in names:
             picture(len(folder)).save(tmp_path / "hostile" / folder / name, "PNG")
-    convert(tmp_path / "hostile", tmp_path / "one", Recipe(format="shards", size=8), workers=0)
-    beside = {path.name for path in tmp_path.iterdir()}
-    done = export(tmp_path / "one", tmp_path / "deep" / "tree", workers=0)
-    assert {path.name for path in tmp_path.iterdir()} == beside | {"deep"}
+    convert(tmp_path / "hostile", tmp_path / "dataset", Recipe(format="shards", size=8), workers=0)
+    before = {path.name for path in tmp_path.iterdir()}
+    report = export(tmp_path / "dataset", tmp_path / "deep" / "tree", workers=0)
+    assert {path.name for path in tmp_path.iterdir()} == before | {"deep"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["tree"]
-    written = [name for name in files(tmp_path / "deep" / "tree") if name.endswith(".png")]
-    assert len(written) == len({name.casefold() for name in written}) == 42
-    parts = [part for name in written for part in name.split("/")]
+    pictures = [name for name in file_names(tmp_path / "deep" / "tree") if name.endswith(".png")]
+    assert len(pictures) == len({name.casefold() for name in pictures}) == 42
+    parts = [part for name in pictures for part in name.split("/")]
     assert all(part.isprintable() and len(part.encode()) < 240 for part in parts)
-    again = open_source(done.source, SourceOptions(label="label")).scan()
-    assert (len(again.samples), len(again.classes)) == (42, 7)
+    scan = open_source(report.source, SourceOptions(label="label")).scan()
+    assert (len(scan.samples), len(scan.classes)) == (42, 7)
 
 
 def test_export_refuses_a_folder_that_is_not_empty(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -154,26 +153,36 @@ def test_export_refuses_a_folder_that_is_not_empty(converted: dict[str, Path], t
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
     check_bad_input(run_here("precache", "export", source, "full", cwd=tmp_path), "full: ", "is not empty")
-    with pytest.raises(SettingError, match="overlaps with"):
-        export(source, source / "tree", workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
-    assert files(tmp_path / "full") == ["thesis.txt"]
+    assert file_names(tmp_path / "full") == ["thesis.txt"]
 
 
-def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
-    """Because a sample is damaged, or it is killed."""
+def test_export_refuses_a_tree_inside_the_dataset(converted: dict[str, Path]) -> None:
+    source = converted["dali"]
+    with pytest.raises(SettingError) as raised:
+        export(source, source / "tree", workers=0)
+    assert raised.value.path == source / "tree"
+    assert not (source / "tree").exists()
+
+
+def test_export_of_a_damaged_sample_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     source = Path(shutil.copytree(converted["webdataset"], tmp_path / "source"))
     shard, _ = flip_a_bit(source)
     with pytest.raises(DatasetError, match=shard.name):
         export(source, tmp_path / "tree", workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+    """The tree is missing or complete; an empty folder in its place does not hinder the next export."""
     with stopping(tmp_path, Stop()) as run:
         export(converted["shards"], tmp_path / "whole", workers=0)
     for moment in (2, run.count // 2, run.count - 1, run.count):
         with stopping(tmp_path, Stop(moment)), pytest.raises(KilledError):
             export(converted["shards"], tmp_path / "tree", workers=0)
-        assert not (tmp_path / "tree").exists() or files(tmp_path / "tree") == files(tmp_path / "whole")
+        is_missing = not (tmp_path / "tree").exists()
+        assert is_missing or file_names(tmp_path / "tree") == file_names(tmp_path / "whole")
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
     (tmp_path / "tree").mkdir()
     export(converted["shards"], tmp_path / "tree", workers=0)
-    assert files(tmp_path / "tree") == files(tmp_path / "whole")
+    assert file_names(tmp_path / "tree") == file_names(tmp_path / "whole")

@@ -1,8 +1,8 @@
-"""Whatever is converted, stopped anywhere, run again, updated and overwritten, nothing is lost.
+"""Random histories of a folder: conversions, stops, updates and overwrites lose nothing.
 
 After any history a command ends with the bytes of an undisturbed conversion, or refuses and changes nothing.
-At each moment DST is the dataset that it was or the one that it becomes, and files of the user's, in it and
-beside it, are as they were. What ends well leaves nothing behind.
+At each moment DST is the dataset before the command or the one after it, and the user's files, in it and
+beside it, have not changed. A command that succeeds leaves nothing behind.
 """
 
 import os
@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -24,7 +23,7 @@ from precache import PrecacheError, Recipe, convert, open_dataset, verify
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.urls import Location
-from tests.faults.worlds import make_tree
+from tests.faults.trees import make_tree
 from tests.precache.destinations import THESIS, contents
 from tests.precache.sources.archives import put
 from tests.stopping import WAYS, KilledError, Stop, stopping
@@ -37,7 +36,7 @@ RECIPES = {
 }
 VERSIONS = 4
 MOMENTS = 90
-"""At which a command may be stopped, about."""
+"""Number of file operations after which a command may be stopped; about as many as it makes."""
 INSIDE = (
     "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors",
     ".x.0123456789abcdef.partial", "folder/thesis.txt", "journal.jsonl.bak",
@@ -48,7 +47,7 @@ _trees: list[Path] = []
 
 @pytest.fixture(scope="module", autouse=True)
 def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Each adds, removes, changes and spoils pictures of the one before."""
+    """Make versions of a tree, each of which adds, removes, changes and damages pictures of the last."""
     root = tmp_path_factory.mktemp("versions")
     make_tree(root / "0")
     for number in range(1, VERSIONS):
@@ -60,7 +59,7 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         shutil.copytree(tree / "002.class", tree / f"00{number + 2}.new")
     _trees[:] = [root / f"{number}" for number in range(VERSIONS)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(root))  # staging folders of other processes lie elsewhere
+        patch.setattr(tempfile, "tempdir", str(root))  # apart from the staging folders of other processes
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
     afresh.cache_clear()
@@ -69,30 +68,36 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A finished one, of a version of the tree; `needed`: of all its files, those that readers need."""
+    """A finished dataset of a version of the tree.
+
+    Attributes:
+        files: contents of all its files.
+        needed: names of the files that readers need.
+    """
 
     recipe: str
     version: int
     files: Contents
     needed: frozenset[str]
 
-    def is_in(self, found: Contents) -> bool:
-        return all(found.get(name) == self.files[name] for name in self.needed)
+    def is_in(self, folder: Contents) -> bool:
+        return all(folder.get(name) == self.files[name] for name in self.needed)
 
 
 def execute(kind: str, recipe: str, version: int, place: Location) -> None:
-    how = {} if kind == "convert" else {kind: True}
-    convert(_trees[version], place, RECIPES[recipe], workers=0, max_rejects=0.5, **how)
+    options = {} if kind == "convert" else {kind: True}
+    convert(_trees[version], place, RECIPES[recipe], workers=0, max_rejects=0.5, **options)
 
 
 def undisturbed(kind: str, recipe: str, version: int, base: Dataset | None = None) -> Dataset:
+    """Return the dataset that a command makes of `base` in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = put(Path(folder, "out"), base.files if base else {})
         execute(kind, recipe, version, out)
         assert verify(out) == []
         needed = {MANIFEST_NAME, *(file.name for file in open_dataset(out).manifest.files)}
         files, old = contents(out), base.files if base else {}
-        older = old.keys() - base.needed if base else set()  # what an update replaced, the next one removes
+        older = old.keys() - base.needed if base else set()  # replaced by an update, removed by the next
         assert files == old or not files.keys() & older - {REJECTED_NAME}
         return Dataset(recipe, version, files, frozenset(needed))
 
@@ -104,19 +109,19 @@ def afresh(recipe: str, version: int) -> Dataset:
 
 @cache
 def updated(base: Dataset, version: int) -> Dataset:
-    found = undisturbed("update", base.recipe, version, base)
-    return base if found.files == base.files else found
+    dataset = undisturbed("update", base.recipe, version, base)
+    return base if dataset.files == base.files else dataset
 
 
 class Histories(RuleBasedStateMachine):
-    """Of a folder.
+    """Histories of a folder.
 
     Attributes:
-        data: the folder in which DST, `out`, lies; files are named by their paths below it.
+        data: folder in which DST, `out`, is; files are named by their paths below it.
         mine: the user's files.
-        bases: the finished datasets that may be in DST; None: there is none. One, but in the midst of a swap.
+        bases: finished datasets that may be in DST, None for no dataset; several only during a swap.
         begun: recipe and version of conversions that may be unfinished in DST.
-        stopped: kinds of commands whose leftovers may lie in DST or beside it.
+        stopped: kinds of commands whose leftovers may be in DST or beside it.
     """
 
     def __init__(self) -> None:
@@ -130,7 +135,7 @@ class Histories(RuleBasedStateMachine):
         self.begun: set[tuple[str, int]] = set()
         self.stopped: set[str] = set()
 
-    # What can be done.
+    # Steps of a history.
 
     @initialize()
     def belongings_beside(self) -> None:
@@ -160,23 +165,25 @@ class Histories(RuleBasedStateMachine):
         is_run_again=st.sampled_from((True, True, False)),
     )
     def command(self, kind: str, recipe: str, stops: list[tuple[int, str]], is_run_again: bool) -> None:
-        """Run it, stopped a few times; then, perhaps, to its end."""
-        for drawn, way in stops:
-            moment = drawn * 7919 % 1000 * MOMENTS // 1000 + 1  # as often late as early
+        """Run a command, stopped a few times; then, perhaps, to its end."""
+        for number, way in stops:
+            # hypothesis prefers small numbers: multiplied by a prime, they are late as often as early
+            moment = number * 7919 % 1000 * MOMENTS // 1000 + 1
             self.attempt(kind, recipe, Stop(moment, way))
         if is_run_again or not stops:
             self.attempt(kind, recipe, Stop())
 
-    # What holds.
+    # Properties of every state.
 
     @invariant()
     def nothing_of_the_users_is_lost(self) -> None:
         assert self.mine.items() <= contents(self.data).items()
 
     def attempt(self, kind: str, recipe: str, stop: Stop) -> None:
-        before, written = self.bases, self.written()
-        waits = self.waits_to_be_swapped_in("new")  # which writes the same, if from the same
-        is_somebody_elses = before == [None] and not self.begun and bool(self.inside())
+        """Run a command that `stop` may stop, and check what it leaves."""
+        before, times = self.bases, self.modification_times()
+        has_waiting = self.has_dataset_beside("new")  # it has the same files, if it is of the same source
+        is_foreign = before == [None] and not self.begun and bool(self.inside())
         results = [self.result(kind, recipe, base) for base in before]
         error: BaseException | None = None
         try:
@@ -185,20 +192,20 @@ class Histories(RuleBasedStateMachine):
         except (KilledError, KeyboardInterrupt, PrecacheError) as caught:
             error = caught
         self.nothing_of_the_users_is_lost()
-        self.look([*before, *filter(None, results)])
-        if stop.where:  # what an error of the disk left, the next run removes
+        self.update_bases([*before, *filter(None, results)])
+        if stop.where:  # the next run removes what an error of the disk has left
             self.stopped.add(kind)
             assert error is not None or stop.way == "error"
         this = (recipe, self.version)
         if error is None:
-            assert not is_somebody_elses
+            assert not is_foreign
             assert len(self.bases) == 1
             assert self.bases[0] in results
             self.begun.clear()
-            if self.bases == before and kind != "overwrite" and not waits:
-                assert self.written() == written, "was written again"
+            if self.bases == before and kind != "overwrite" and not has_waiting:
+                assert self.modification_times() == times, "was written again"
             if not stop.where:
-                self.check_what_is_left(kind, before)
+                self.check_leftovers(kind, before)
         elif stop.where:
             self.begun |= {this} if None in before else set()
         else:
@@ -206,38 +213,38 @@ class Histories(RuleBasedStateMachine):
             assert None in results or others or self.inside(), error
             assert "\n" not in str(error)
 
-    def check_what_is_left(self, kind: str, before: list[Dataset | None]) -> None:
-        """What was stopped goes on when it is run again; what begins anew removes it."""
+    def check_leftovers(self, kind: str, before: list[Dataset | None]) -> None:
+        """Check that leftovers of stopped commands are gone, unless this command does not continue those."""
         is_new = before == [None] or kind == "overwrite"
         if is_new or not ("overwrite" in self.stopped or ("update" in self.stopped and kind == "convert")):
             self.check_nothing_else(as_before=self.bases == before)
 
-    def look(self, possible: list[Dataset | None]) -> None:
-        """Find out which of these datasets, all that may be there, is there."""
-        found = contents(self.place)
-        whole = [base for base in dict.fromkeys(possible) if base is not None and base.is_in(found)]
-        assert len(whole) == (MANIFEST_NAME in found), sorted(found)
+    def update_bases(self, possible: list[Dataset | None]) -> None:
+        """Find out which of the `possible` datasets is in DST, and set `bases`."""
+        files = contents(self.place)
+        whole = [base for base in dict.fromkeys(possible) if base is not None and base.is_in(files)]
+        assert len(whole) == (MANIFEST_NAME in files), sorted(files)
         if not whole and None not in possible:
-            assert self.waits_to_be_swapped_in(), sorted(found)
+            assert self.has_dataset_beside(), sorted(files)
             whole = possible
-        elif whole and self.waits_to_be_swapped_in("new"):  # as the next command will
+        elif whole and self.has_dataset_beside("new"):  # the next command will swap it in
             whole += [base for base in possible if base is not None and base not in whole]
         self.bases = [*whole] or [None]
 
     def check_nothing_else(self, as_before: bool) -> None:
-        """In DST are the dataset and the user's files, and nothing is beside it.
+        """Check that DST holds the dataset and the user's files, and that nothing is beside it.
 
-        A dataset that is as before may lack what an update that was stopped has removed, and no reader needs.
+        A dataset `as_before` may lack files that no reader needs, and that a stopped update has removed.
         """
         self.stopped.clear()
         (base,) = self.bases
         dataset = {f"out/{name}": content for name, content in base.files.items()} if base else {}
-        found, expected = contents(self.data), {**dataset, **self.mine}
+        files, expected = contents(self.data), {**dataset, **self.mine}
         if as_before:
-            expected = {name: content for name, content in expected.items() if name in found}
+            expected = {name: content for name, content in expected.items() if name in files}
             name = f"out/{REJECTED_NAME}"
-            expected[name] = found[name] = found.get(name, b"")
-        assert found == expected
+            expected[name] = files[name] = files.get(name, b"")
+        assert files == expected
         folders = {path for path in self.data.rglob("*") if path.is_dir()}
         assert {path for path in folders if not any(path.iterdir())} <= {self.place}
 
@@ -256,23 +263,23 @@ class Histories(RuleBasedStateMachine):
         self.mine[name] = THESIS
         put(self.data, {name: THESIS})
 
-    def waits_to_be_swapped_in(self, kind: str = "*") -> bool:
-        """Whether a dataset lies beside DST: the old one, or a new one."""
+    def has_dataset_beside(self, kind: str = "*") -> bool:
+        """Whether the old or the new dataset of a swap is beside DST."""
         return any(self.data.glob(f".out.*.{kind}.precache/{MANIFEST_NAME}"))
 
     def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
-        """What DST holds after the command, if it held `base`; None: it refuses."""
+        """Return the dataset in DST after the command, if `base` was there; None if it refuses."""
         if base is None or kind == "overwrite":
             return afresh(recipe, self.version)
         if kind == "convert":
             return base if (base.recipe, base.version) == (recipe, self.version) else None
         return updated(base, self.version) if base.recipe == recipe else None
 
-    def written(self) -> dict[str, Any]:
-        """When each file that readers of the dataset need was."""
+    def modification_times(self) -> dict[str, int]:
+        """Return the modification time of each file that readers of the dataset need."""
         names = self.bases[0].needed if self.bases[0] else ()
-        found = [self.place / name for name in names]
-        return {path.name: path.stat().st_mtime_ns for path in found if path.exists()}
+        paths = [self.place / name for name in names]
+        return {path.name: path.stat().st_mtime_ns for path in paths if path.exists()}
 
 
 LONG = pytest.mark.slow, pytest.mark.timeout(1800)
@@ -280,11 +287,11 @@ LONG = pytest.mark.slow, pytest.mark.timeout(1800)
 
 @pytest.mark.parametrize(("examples", "steps"), [(25, 8), pytest.param(500, 20, marks=LONG)])
 def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> None:
-    how = settings(
+    options = settings(
         max_examples=examples, stateful_step_count=steps, derandomize=True, deadline=None, database=None,
         suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
     )  # fmt: skip
-    run_state_machine_as_test(Histories, settings=how)
+    run_state_machine_as_test(Histories, settings=options)
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
@@ -296,7 +303,7 @@ def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> Non
     ],
 )
 def test_a_conversion_stopped_at_any_change_is_completed(kind: str, step: int) -> None:
-    """Each so many changes that it makes it is stopped, and then run again."""
+    """The command is stopped at every `step`th change of a file, and then run again."""
     for moment in range(min(7, step), 1000, step):
         machine = Histories()
         machine.belongings_beside()
@@ -304,7 +311,7 @@ def test_a_conversion_stopped_at_any_change_is_completed(kind: str, step: int) -
         if kind != "convert":
             machine.attempt("convert", "shards", Stop(40 if "what was stopped" in kind else 0))
             machine.source_changes()
-        if "update" in kind:  # the second one, or one that was stopped
+        if "update" in kind:  # the update before the command: a whole one, or a stopped one
             machine.attempt("update", "shards", Stop(40 if "stopped" in kind else 0))
         if command == "update":
             machine.source_changes()

@@ -1,10 +1,11 @@
-"""What stopped conversions leave: the same command goes on from it.
+"""Stopped conversions: the same command continues them.
 
-See `test_histories.py` for runs that are stopped at any moment; the attack `kills` for SIGKILL.
+`test_histories.py` stops runs at any moment; the attack `kills` in `tests/faults` sends SIGKILL.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,12 @@ from precache.pictures.kinds import decoder_versions
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
-from tests.precache.cli.test_terminal import CONVERT, SLOWLY
+from tests.precache.cli.test_terminal import CONVERT, SLOW_PROGRAM
 from tests.precache.destinations import THESIS, contents, interrupt
 
 
 def has_two_shards(folder: Path) -> bool:
-    """By the journals in `folder` and below it."""
+    """Whether a journal in `folder` or below has the records of two shards."""
     return any(len(path.read_bytes().splitlines()) > 2 for path in folder.glob("**/" + JOURNAL_NAME))
 
 
@@ -39,7 +40,10 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     if overwrites:
         convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0)
         arguments.append("--overwrite")
-    command, environment = [sys.executable, "-c", SLOWLY, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    command, environment = (
+        [sys.executable, "-c", SLOW_PROGRAM, *arguments],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:
@@ -49,11 +53,11 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     (line,) = errors.splitlines()
-    told = re.match(r"precache: error: .* after (\d+) of 70 pictures were finished; these are kept", line)
-    assert told, line
+    match = re.match(r"precache: error: .* after (\d+) of 70 pictures were finished; these are kept", line)
+    assert match, line
     resumed = run_here("precache", *arguments, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"out: {told[1]} of 70 pictures are already converted" in resumed.stdout
+    assert f"out: {match[1]} of 70 pictures are already converted" in resumed.stdout
     assert contents(tmp_path / "out") == contents(converted["shards"])
 
 
@@ -66,20 +70,24 @@ def test_convert_repeats_the_shards_that_a_damaged_journal_lost(
 ) -> None:
     interrupt(raw_tree, tmp_path / "out")
     journal = tmp_path / "out" / JOURNAL_NAME
-    lines = journal.read_bytes().splitlines(keepends=True)[:-1]  # the last shard is not in it
-    content = b"".join(lines)
-    damaged = {
-        "cut off": content[:30],
-        "third line": b"".join([*lines[:2], lines[2].replace(b'"rejected": []', b'"rejected": [ ]')]),
-    }
-    journal.write_bytes(damaged[damage])
-    done = convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
-    assert done.converted == (70 - 12 if damage == "third line" else 70)
-    assert "damaged" in caplog.text
+    lines = journal.read_bytes().splitlines(keepends=True)[:-1]  # without the last shard
+    if damage == "cut off":
+        journal.write_bytes(b"".join(lines)[:30])
+    else:
+        journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"rejected": []', b'"rejected": [ ]')]))
+    conversion = convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert conversion.converted == (70 - 12 if damage == "third line" else 70)
+    assert str(journal) in caplog.text
     assert contents(tmp_path / "out") == contents(converted["shards"])
-    journal.write_text("Dear diary\n")  # in a finished dataset it is nobody's
-    assert convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0).converted == 0
-    assert journal.read_text() == "Dear diary\n"
+
+
+def test_a_foreign_file_with_the_name_of_the_journal_stays(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
+    (out / JOURNAL_NAME).write_text("Dear diary\n")
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
+    assert (out / JOURNAL_NAME).read_text() == "Dear diary\n"
 
 
 def test_convert_refuses_to_resume_with_another_pillow(
@@ -90,8 +98,10 @@ def test_convert_refuses_to_resume_with_another_pillow(
     monkeypatch.setattr(
         "precache.conversion.convert.decoder_versions", lambda: {**decoder_versions(), "pillow": "99"}
     )
-    with pytest.raises(DatasetError, match=r"out: .*pillow .*, here 99\).*--overwrite"):
+    with pytest.raises(DatasetError, match=r"pillow .*99") as raised:
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert raised.value.path == tmp_path / "out"
+    assert "--overwrite" in raised.value.remedy
     assert contents(tmp_path / "out") == before
 
 
@@ -101,18 +111,18 @@ def test_staging_folders_of_dead_processes_are_removed(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(staging, "_own", {})
-    own = staging.folder()
+    own_folder = staging.folder()
     with staging.temporary_folder(tmp_path) as elsewhere:
         assert elsewhere.parent.parent == tmp_path
-    dead, mine = tmp_path / "tmp/precache-staging-0000", tmp_path / "tmp/precache-staging-mine"
-    for folder, names in ((dead, (".precache-staging", "train-00000.tar")), (mine, ("thesis.txt",))):
+    abandoned, foreign = tmp_path / "tmp/precache-staging-0000", tmp_path / "tmp/precache-staging-mine"
+    for folder, names in ((abandoned, (".precache-staging", "train-00000.tar")), (foreign, ("thesis.txt",))):
         folder.mkdir()
         for name in names:
             (folder / name).write_bytes(THESIS)
-    assert staging.remove_abandoned() == [dead]
-    assert own.exists()
-    assert (mine / "thesis.txt").read_bytes() == THESIS
-    assert not dead.exists()
+    assert staging.remove_abandoned() == [abandoned]
+    assert own_folder.exists()
+    assert (foreign / "thesis.txt").read_bytes() == THESIS
+    assert not abandoned.exists()
 
 
 _KILLED = """

@@ -1,7 +1,7 @@
-"""Whatever happened to a source: after an update, each picture is served as converting afresh serves it.
+"""Updates serve each picture as a new conversion of the edited source serves it.
 
-Every kind of source is edited at random: pictures come, go, change at the same size, break and are repaired,
-get other labels, other masks, none, or one that was missing; rows and members change their order.
+Every kind of source is edited at random: pictures are added, removed, changed at the same size, damaged and
+repaired; labels and masks change, and masks are removed and added; rows and members change their order.
 """
 
 import io
@@ -43,12 +43,19 @@ from tests.stopping import KilledError, Stop, stopping
 
 SHAPE = (18, 20)
 ROUNDS = 3
-"""Of edits, each followed by an update."""
+"""Rounds of edits, each followed by an update."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What `seed` draws; `mask` likewise, 0: it has none. One that is broken has as many bytes."""
+    """A picture of the source.
+
+    Attributes:
+        seed: seed of its pixels.
+        mask: seed of its mask; 0: it has none.
+        broken: whether its file, of the same size, is no picture.
+        written_s: modification time of its file.
+    """
 
     seed: int
     label: str
@@ -63,13 +70,13 @@ class Picture:
     @property
     def content(self) -> bytes:
         file = io.BytesIO()
-        Image.fromarray(self.pixels).save(file, "BMP")  # any picture takes as many bytes
+        Image.fromarray(self.pixels).save(file, "BMP")  # which has the same size for all pixels
         return bytes(file.tell()) if self.broken else file.getvalue()
 
 
 @dataclass
-class World:
-    """Pictures by their names, in the order in which rows or members are written."""
+class EditedSource:
+    """Pictures of a source by name, in the order in which rows or members are written."""
 
     seed: int
     pictures: dict[str, Picture] = field(default_factory=dict)
@@ -92,11 +99,11 @@ class World:
 
     def edit(self, times: int) -> None:
         self.round += 1
-        if self.round == 3:  # masks that were missing come
+        if self.round == 3:  # add the masks that are missing
             for name, picture in self.pictures.items():
                 self.change(name, mask=picture.mask or next(self.numbers))
         for _ in range(times):
-            first, *others = sorted(self.pictures)  # one stays: a dataset has pictures
+            first, *others = sorted(self.pictures)  # the first stays, because a dataset needs a picture
             name, number = str(self.rng.choice(others)), next(self.numbers)
             edits: list[dict[str, Any]] = [
                 {"seed": number, "broken": False, "written_s": self.round},
@@ -106,27 +113,27 @@ class World:
                 {"mask": 0},
                 {"mask": number},
             ]
-            which = int(self.rng.integers(len(edits) + 3))
-            if which < len(edits):
-                self.change(name, **edits[which])
-            elif which == len(edits) and len(others) > 3:
+            choice = int(self.rng.integers(len(edits) + 3))
+            if choice < len(edits):
+                self.change(name, **edits[choice])
+            elif choice == len(edits) and len(others) > 3:
                 del self.pictures[name]
-            elif which == len(edits) + 1:
+            elif choice == len(edits) + 1:
                 self.add()
             else:
                 self.pictures = {name: self.pictures[name] for name in (*self.rng.permutation(others), first)}
 
 
-def files(world: World) -> Files:
-    return {f"{picture.label}/{name}.bmp": picture.content for name, picture in world.pictures.items()}
+def files(edited: EditedSource) -> Files:
+    return {f"{picture.label}/{name}.bmp": picture.content for name, picture in edited.pictures.items()}
 
 
-def plain_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """The pictures as files, and their masks in a folder beside."""
+def plain_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Write the pictures as files, and their masks into a folder beside them."""
     shutil.rmtree(folder / "tree", ignore_errors=True)
     shutil.rmtree(folder / "masks", ignore_errors=True)
-    put(folder / "tree", files(world))
-    for name, picture in world.pictures.items():
+    put(folder / "tree", files(edited))
+    for name, picture in edited.pictures.items():
         path = Path(picture.label, f"{name}.bmp")
         os.utime(folder / "tree" / path, (picture.written_s, picture.written_s))
         if picture.mask:
@@ -136,62 +143,62 @@ def plain_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     return folder / "tree", SourceOptions()
 
 
-def masked_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    return plain_tree(world, folder)[0], SourceOptions(mask=str(folder / "masks"))
+def masked_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    return plain_tree(edited, folder)[0], SourceOptions(mask=str(folder / "masks"))
 
 
-def masked_table(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """Of several classes each, with splits of its own and fields of every kind."""
-    plain_tree(world, folder)
-    names, pictures = [*files(world)], world.pictures.values()
+def masked_table(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Write a table of pictures with several classes each, with splits and fields of every kind."""
+    plain_tree(edited, folder)
+    names, pictures = [*files(edited)], edited.pictures.values()
     columns: dict[str, list[Any]] = {
         "path": [f"tree/{name}" for name in names],
         "mask": [f"masks/{name}" for name in names],
         "label": [f"{picture.label};odd{picture.mask % 3}" for picture in pictures],
         "fold": [["val", "train"][(picture.seed + picture.written_s) % 2] for picture in pictures],
         "width": [picture.mask for picture in pictures],
-        "note": [*world.pictures],
+        "note": [*edited.pictures],
         "box": [[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
     }
     write_csv(folder / "t.csv", columns)
-    how: dict[str, Any] = {"label": "label", "separator": ";", "target": "classes", "mask": "mask"}
-    return folder / "t.csv", SourceOptions(**how, split="fold", fields=("width", "note", "box"))
+    options: dict[str, Any] = {"label": "label", "separator": ";", "target": "classes", "mask": "mask"}
+    return folder / "t.csv", SourceOptions(**options, split="fold", fields=("width", "note", "box"))
 
 
-def zipped(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """All in one split, which shares divide."""
-    path = make_zip(folder / "x.zip", {f"train/{name}": content for name, content in files(world).items()})
-    os.utime(path, (world.round, world.round))
+def zipped(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Write a zip with a single split, which shares divide."""
+    path = make_zip(folder / "x.zip", {f"train/{name}": content for name, content in files(edited).items()})
+    os.utime(path, (edited.round, edited.round))
     return path, SourceOptions()
 
 
-def converted_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """With masks."""
-    source, options = masked_tree(world, folder)
+def converted_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Convert the tree with masks, and update that dataset each time."""
+    source, options = masked_tree(edited, folder)
     follow(source, folder / "first", "webdataset", options, size=min(SHAPE), fit="keep")
     return folder / "first", SourceOptions()
 
 
-def remade_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """Converted anew each time: its ids are of other pictures."""
-    follow(plain_tree(world, folder)[0], folder / "first", "shards", anew=True, size=min(SHAPE), fit="keep")
+def remade_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Convert the tree anew each time, so that its ids belong to other pictures."""
+    follow(plain_tree(edited, folder)[0], folder / "first", "shards", anew=True, size=min(SHAPE), fit="keep")
     return folder / "first", SourceOptions()
 
 
-def in_memory(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    rows = [(Image.fromarray(one.pixels), ord(one.label) / 2) for one in world.pictures.values()]
+def in_memory(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    rows = [(Image.fromarray(picture.pixels), ord(picture.label) / 2) for picture in edited.pictures.values()]
     return Items(rows), SourceOptions(target="number")
 
 
 KINDS = {
-    made.__name__: made
-    for made in (masked_tree, masked_table, zipped, converted_tree, remade_tree, in_memory)
+    write.__name__: write
+    for write in (masked_tree, masked_table, zipped, converted_tree, remade_tree, in_memory)
 }
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the disk: nothing here ends before its time."""
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out fsync, which takes time, and which only a crash of the machine would need."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -204,16 +211,30 @@ def follow(
     workers: int = 0,
     **settings: Any,
 ) -> bool:
-    """Update `out`, or make it `anew`; whether there was anything to do."""
+    """Update `out`, or convert it `anew`, and return whether there was anything to do."""
     options = options or SourceOptions()
     splits = {} if options.split else {"splits": "train=0.7,val=0.3"}
     recipe = Recipe(format=name, **{"size": 16, "shard_bytes": 3 * 16 * 16 * 3, **splits, **settings})
-    how: dict[str, Any] = {"update": not anew, "overwrite": anew, "options": options}
-    return convert(source, out, recipe, workers=workers, max_rejects=1, **how).published
+    conversion = convert(
+        source,
+        out,
+        recipe,
+        workers=workers,
+        max_rejects=1,
+        update=not anew,
+        overwrite=anew,
+        options=options,
+    )
+    return conversion.published
 
 
 class Row(NamedTuple):
-    """What is stored of a picture and its mask, its class and its fields; its shard and row there."""
+    """A stored sample.
+
+    Attributes:
+        content: its bytes, those of its mask, its target and its fields.
+        place: its shard, and its row there.
+    """
 
     content: tuple[Any, ...]
     place: tuple[str, int]
@@ -221,8 +242,8 @@ class Row(NamedTuple):
     split: str
 
 
-def served(out: Path) -> dict[str, Row]:
-    """By path."""
+def served_rows(out: Path) -> dict[str, Row]:
+    """Return the samples that a dataset serves, by path."""
     dataset = open_dataset(out)
     manifest, index = dataset.manifest, dataset.read_index(removed=True)
     read = FORMATS[manifest.recipe.format].read_shard
@@ -231,103 +252,109 @@ def served(out: Path) -> dict[str, Row]:
         for shard in manifest.shards
         for row, sample in enumerate(read(dataset.shard_path(shard)))
     )
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for number, (shard, row, sample) in enumerate(samples):
         if index.served[number]:
             fields = [column.value(number) for column in index.fields.values()]
             target: Any = None if index.targets is None else index.targets.value(number)
             if manifest.target == "classes":
-                target = {manifest.classes[one] for one in target}
+                target = {manifest.classes[label] for label in target}
             elif manifest.target == "class":
                 target = manifest.classes[sample.label]
             mask = None if sample.mask is None else bytes(sample.mask)
             content = bytes(sample.data), mask, target, *fields
-            found[str(index.path(number))] = Row(content, (shard.name, row), sample.id, shard.split)
+            rows[str(index.path(number))] = Row(content, (shard.name, row), sample.id, shard.split)
             assert sample.id == index.ids[number]
-    assert len(found) == manifest.samples
-    return found
+    assert len(rows) == manifest.samples
+    return rows
 
 
-def contents_of(out: Path) -> dict[str, tuple[Any, ...]]:
-    return {path: row.content for path, row in served(out).items()}
+def sample_contents(out: Path) -> dict[str, tuple[Any, ...]]:
+    return {path: row.content for path, row in served_rows(out).items()}
 
 
-def rejected(out: Path) -> list[str]:
+def rejected_paths(out: Path) -> list[str]:
     return sorted(picture.path for picture in open_dataset(out).manifest.rejected)
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, number % 3) for number, kind in enumerate(KINDS)])
 def test_an_update_serves_the_same_as_a_new_conversion(kind: str, seed: int, tmp_path: Path) -> None:
-    """What stays is where it was; what comes has an id that was never used."""
-    world, out = World(seed), tmp_path / "out"
+    """Samples that stay keep their place; new ones get an id that was never used."""
+    edited, out = EditedSource(seed), tmp_path / "out"
     name = sorted(FORMATS)[seed % len(FORMATS)]
-    how: dict[str, Any] = {"fit": "keep"} if seed == 1 else {}
-    source, options = KINDS[kind](world, tmp_path)
-    follow(source, out, name, options, **how)
+    settings: dict[str, Any] = {"fit": "keep"} if seed == 1 else {}
+    source, options = KINDS[kind](edited, tmp_path)
+    follow(source, out, name, options, **settings)
     last_id = -1
     for number in range(ROUNDS):
-        before, classes = served(out), open_dataset(out).manifest.classes
+        before, classes = served_rows(out), open_dataset(out).manifest.classes
         last_id = max(last_id, *(row.id for row in before.values()))
-        world.edit(times=1 + number * 3)
-        source, options = KINDS[kind](world, tmp_path)
-        follow(source, out, name, options, **how)
-        follow(source, afresh := tmp_path / f"afresh-{number}", name, options, **how)
-        now, expected = served(out), served(afresh)
-        assert contents_of(out) == contents_of(afresh)
-        assert rejected(out) == rejected(afresh)
+        edited.edit(times=1 + number * 3)
+        source, options = KINDS[kind](edited, tmp_path)
+        follow(source, out, name, options, **settings)
+        fresh = tmp_path / f"fresh-{number}"
+        follow(source, fresh, name, options, **settings)
+        now, expected = served_rows(out), served_rows(fresh)
+        assert sample_contents(out) == sample_contents(fresh)
+        assert rejected_paths(out) == rejected_paths(fresh)
         if kind == "converted_tree":
-            assert {row.id for row in now.values()} == {row.id for row in served(source).values()}
-        for path, row in now.items() if kind != "remade_tree" else ():
-            was = before.get(path)
-            moves = options.split and was and was.split != expected[path].split
-            if was and was.content == row.content and not moves:
-                assert row == was
+            assert {row.id for row in now.values()} == {row.id for row in served_rows(source).values()}
+        for path, row in now.items():
+            if kind == "remade_tree":  # the ids of its source change
+                continue
+            old = before.get(path)
+            changes_split = options.split and old and old.split != expected[path].split
+            if old and old.content == row.content and not changes_split:
+                assert row == old
             else:
                 assert row.id > last_id
             assert not options.split or row.split == expected[path].split
         assert open_dataset(out).manifest.classes[: len(classes)] == classes
         assert verify(out) == []
         assert verify_deep(out, source, workers=0).problems == ()
-        assert not follow(source, out, name, options, **how)
+        assert not follow(source, out, name, options, **settings)
 
 
 def test_a_picture_whose_stored_mask_is_damaged_is_rejected(tmp_path: Path) -> None:
-    source, options = masked_tree(World(1), tmp_path)
+    source, options = masked_tree(EditedSource(1), tmp_path)
     follow(source, tmp_path / "first", "shards", options)
-    victim, stored = next((path, of[1]) for path, of in contents_of(tmp_path / "first").items() if of[1])
+    masks = {path: content[1] for path, content in sample_contents(tmp_path / "first").items()}
+    victim, stored = next((path, mask) for path, mask in masks.items() if mask)
     for path in (tmp_path / "first").glob("*.safetensors"):
         damaged = stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:]
         path.write_bytes(path.read_bytes().replace(stored, damaged))
     follow(tmp_path / "first", tmp_path / "second", "shards")
-    assert rejected(tmp_path / "second") == [victim]
+    assert rejected_paths(tmp_path / "second") == [victim]
 
 
 def test_the_same_updates_give_the_same_bytes(tmp_path: Path) -> None:
-    world, first, copy = World(0), tmp_path / "first", tmp_path / "copy"
+    """The second dataset is made of a copy of the source, by workers, with another hash seed."""
+    edited, first, copy = EditedSource(0), tmp_path / "first", tmp_path / "copy"
     script = "import sys, pathlib; from tests.precache.conversion.test_update import follow; "
     script += "follow(*map(pathlib.Path, sys.argv[1:]), 'shards', workers=2)"
     command = [sys.executable, "-c", script, copy / "tree", tmp_path / "two"]
-    environment = {**os.environ, "PYTHONHASHSEED": "2"}  # sets of our splits have another order
+    environment = {**os.environ, "PYTHONHASHSEED": "2"}  # so that sets have another order
     for _ in range(2):
         for folder in (first, copy):
-            plain_tree(world, folder)
+            plain_tree(edited, folder)
         follow(first / "tree", tmp_path / "one", "shards")
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
-        world.edit(times=6)
-    one, two = (contents(tmp_path / out) for out in ("one", "two"))
-    assert one.keys() == two.keys()
-    assert all(name.startswith("dataset") for name in one if one[name] != two[name])  # times differ
+        edited.edit(times=6)
+    files, other_files = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert files.keys() == other_files.keys()
+    different = [name for name in files if files[name] != other_files[name]]
+    assert all(name.startswith("dataset") for name in different)  # they hold the times of the files
     assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
 
 
 def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
-    """Not even the highest one, of a picture that was removed by an update of its own."""
+    """The highest id, of a picture that an update of its own removed, is not used again, either."""
     out, extra, used = tmp_path / "out", min(tree.iterdir()) / "zzz.jpg", []
     follow(tree, out, "shards")
     for _ in range(2):
         shutil.copy(next(tree.rglob("*.jpg")), extra)
         follow(tree, out, "shards")
-        used.append(served(out)[str(extra.relative_to(tree))].id)
+        used.append(served_rows(out)[str(extra.relative_to(tree))].id)
         extra.unlink()
         follow(tree, out, "shards")
     assert used == [IMAGES, IMAGES + 1]
@@ -347,10 +374,11 @@ def test_an_update_to_an_empty_source_leaves_the_dataset_as_it_is(tree: Path, tm
     out = tmp_path / "out"
     follow(tree, out, "shards")
     before = contents(out)
-    for picture in tree.rglob("*.*"):
-        picture.is_dir() or picture.unlink()
-    for says in ("no class folder with pictures", r"broken\.jpg"):
-        with pytest.raises(PrecacheError, match=says):
+    for path in tree.rglob("*.*"):
+        if path.is_file():
+            path.unlink()
+    for culprit in (str(tree), r"broken\.jpg"):  # without a picture, then with a damaged one
+        with pytest.raises(PrecacheError, match=culprit):
             follow(tree, out, "shards")
         assert before.items() <= contents(out).items()
         assert verify(out) == []
@@ -359,8 +387,8 @@ def test_an_update_to_an_empty_source_leaves_the_dataset_as_it_is(tree: Path, tm
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_update_may_keep_no_picture_or_one(target: str, tmp_path: Path) -> None:
-    """Whatever they are labelled with, and with a field of each kind."""
-    out, afresh, table = tmp_path / "out", tmp_path / "afresh", tmp_path / "table.jsonl"
+    """Samples here have every kind of target, and a field of each kind."""
+    out, fresh, table = tmp_path / "out", tmp_path / "fresh", tmp_path / "table.jsonl"
     labels = {} if TARGETS[target] is None else {"label": TARGETS[target]}
     options = SourceOptions(
         image="image",
@@ -374,12 +402,12 @@ def test_an_update_may_keep_no_picture_or_one(target: str, tmp_path: Path) -> No
             grey(row).save(tmp_path / name)
         write_jsonl(table, {"image": names, **labels, **FIELDS})
         assert follow(table, out, "shards", options, anew=anew)
-        follow(table, afresh, "shards", options, anew=True)
-        assert contents_of(out) == contents_of(afresh)
+        follow(table, fresh, "shards", options, anew=True)
+        assert sample_contents(out) == sample_contents(fresh)
 
 
 def test_an_update_never_overwrites_a_file_of_the_user(tree: Path, tmp_path: Path) -> None:
-    """Also where another update is unfinished."""
+    """The file has a name that an update needs, while another update is unfinished."""
     out, folder = tmp_path / "out", min(tree.iterdir())
     follow(tree, out, "shards")
     shutil.copytree(folder, tree / "new-1")
@@ -389,8 +417,9 @@ def test_an_update_never_overwrites_a_file_of_the_user(tree: Path, tmp_path: Pat
     follow(tree, Path(shutil.copytree(out, tmp_path / "copy")), "shards")
     mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - unfinished_update_names(out))
     mine.write_text("mine")
-    with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
+    with pytest.raises(DatasetError, match=mine.name) as raised:
         follow(tree, out, "shards")
+    assert raised.value.path == out
     assert mine.read_text() == "mine"
     mine.unlink()
     follow(tree, out, "shards")

@@ -1,4 +1,4 @@
-"""A converted dataset is held against its source, its manifest and another conversion."""
+"""Verification of converted datasets against their manifest and their source."""
 
 import shutil
 from pathlib import Path
@@ -13,12 +13,12 @@ from tests.command import run_here
 from tests.conftest import IMAGES, small_recipe
 
 
-def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path) -> None:
+def test_verify_finds_a_changed_bit_in_any_file(raw_tree: Path, tmp_path: Path) -> None:
     tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
     (tree / "notes.txt").write_bytes(b"no picture")
     next(tree.rglob("*.jpg")).with_name("broken.jpg").write_bytes(b"")
     convert(tree, out, small_recipe("webdataset"), workers=0, max_rejects=0.1)
-    files = sorted({path.name for path in out.iterdir()} - {REJECTED_NAME})  # which is for people
+    files = sorted({path.name for path in out.iterdir()} - {REJECTED_NAME})  # a list for people only
     assert {index_name(), MANIFEST_NAME} < set(files)
     rng = np.random.default_rng(2)
     for name in files:
@@ -33,19 +33,19 @@ def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["dali", "keep-shards", "rectangle-shards"])
-def test_deep_finds_every_picture_as_its_source_gives_it(
+def test_verify_deep_finds_no_problem_in_an_intact_dataset(
     name: str, raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]
 ) -> None:
-    report = verify_deep({**converted, **shaped}[name], raw_tree, workers=2 * (name == "dali"))
+    report = verify_deep({**converted, **shaped}[name], raw_tree, workers=2 if name == "dali" else 0)
     assert (report.samples, report.problems) == (IMAGES, ())
     if name == "keep-shards":
-        assert report.equal == IMAGES, "torchvision's Resize, nothing cropped"
+        assert report.equal == IMAGES, "as torchvision's Resize makes them"
         return
     assert report.worst_psnr >= (50 if name.endswith("shards") else 33)
 
 
-def test_deep_ends_with_how_many_differ_and_says_that_the_source_changed(tree: Path, tmp_path: Path) -> None:
-    """Of the same size, so that the tree looks the same."""
+def test_verify_deep_names_a_picture_whose_source_changed(tree: Path, tmp_path: Path) -> None:
+    """The file keeps its size, so that the tree looks the same."""
     convert(tree, tmp_path / "out", small_recipe("dali"), workers=0)
     other, *_, changed = sorted(tree.glob("*/*.jpg"), key=lambda path: path.stat().st_size)
     changed.write_bytes(other.read_bytes().ljust(changed.stat().st_size, b"\0"))

@@ -1,4 +1,4 @@
-"""What is known of every sample, in columns."""
+"""Columns select, compare and concatenate their rows like lists of the same values."""
 
 from typing import Any
 
@@ -22,49 +22,67 @@ def values_in(column: Column) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_rows_of_a_column_are_those_of_a_list_whatever_is_asked_for(name: str) -> None:
+def test_from_values_keeps_kind_and_values(name: str) -> None:
+    values, kind = VALUES[name]
+    column = Column.from_values(values)
+    assert (column.kind, values_in(column)) == (kind, values)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_select_gathers_more_rows_than_one_block(name: str) -> None:
+    values, _ = VALUES[name]
+    rows = np.random.default_rng(len(name)).permutation(3000)
+    selected = Column.from_values(values * 1000).select(rows)
+    assert values_in(selected) == [values[row % 3] for row in rows]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_rows_of_a_column_are_those_of_a_list_with_the_same_index(name: str) -> None:
     (values, kind), random = VALUES[name], np.random.default_rng(len(name))
-    many, rows = (
-        Column.from_values(values * 1000),
-        random.permutation(3000),
-    )  # they are gathered some at a time
-    assert values_in(many.select(rows)) == [values[row % 3] for row in rows]
-    whole, listed = Column.from_values(values * 5), values * 5
-    assert (whole.kind, values_in(whole)) == (kind, listed)
+    whole, values = Column.from_values(values * 5), values * 5
     for _ in range(20):
         first, last = sorted(random.integers(0, 16, 2).tolist())
-        chosen: list[Rows] = [range(first, last), random.permutation(15)[: last - first]]
-        for rows in chosen:
-            column, expected = whole.at(rows), [listed[row] for row in rows]
+        subsets: list[Rows] = [range(first, last), random.permutation(15)[: last - first]]
+        for rows in subsets:
+            column, expected = whole.at(rows), [values[row] for row in rows]
             assert (column.kind, len(column), column.row_shape) == (kind, last - first, whole.row_shape)
             assert values_in(column) == values_in(Column(column.values, column.ends)) == expected
             if not len(rows):
                 assert values_in(column.select(np.arange(0))) == []
                 continue
-            some = random.integers(-len(rows), len(rows), 6)
-            assert values_in(column.select(some)) == [expected[row] for row in some]
-            some %= len(rows)
-            assert values_in(column.at(some)) == values_in(column.at(some).at(range(6)))
-            assert values_in(column.at(some).at(np.array([5, 0]))) == [expected[some[5]], expected[some[0]]]
-            for asked in (slice(1, 4), slice(None, None, -2)):
-                assert values_in(column.select(asked)) == expected[asked]
-            picked = random.random(len(rows)) < 0.5
-            assert values_in(column.select(picked)) == [expected[row] for row in np.flatnonzero(picked)]
-            for wrong in ([len(rows)], [-len(rows) - 1]):
-                with pytest.raises(IndexError):
-                    column.select(np.array(wrong))
+            positions = random.integers(-len(rows), len(rows), 6)
+            assert values_in(column.select(positions)) == [expected[row] for row in positions]
+            positions %= len(rows)
+            nested = column.at(positions)
+            assert values_in(nested) == values_in(nested.at(range(6)))
+            assert values_in(nested.at(np.array([5, 0]))) == [expected[positions[5]], expected[positions[0]]]
+            for part in (slice(1, 4), slice(None, None, -2)):
+                assert values_in(column.select(part)) == expected[part]
+            mask = random.random(len(rows)) < 0.5
+            assert values_in(column.select(mask)) == [expected[row] for row in np.flatnonzero(mask)]
 
 
-def test_rows_of_a_range_from_0_on_are_the_array_itself() -> None:
-    """All columns of a choice share it."""
+@pytest.mark.parametrize("position", [3, -4])
+@pytest.mark.parametrize("name", VALUES)
+def test_select_raises_index_error_outside_of_the_column(name: str, position: int) -> None:
+    column = Column.from_values(VALUES[name][0]).at(range(3))
+    with pytest.raises(IndexError):
+        column.select(np.array([position]))
+
+
+def test_rows_at_of_a_range_from_0_returns_the_positions_uncopied() -> None:
     positions = np.array([3, 1])
     assert rows_at(range(9), positions) is positions
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_are_the_same_row_by_row_also_of_no_rows(name: str) -> None:
+def test_equal_rows_compares_row_by_row(name: str) -> None:
     column = Column.from_values(VALUES[name][0])
     assert column.equal_rows(column).tolist() == [True] * 3
     assert column.equal_rows(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
-    none = column.select(np.empty(0, np.int64))
-    assert none.equal_rows(none).tolist() == []
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_equal_rows_of_no_rows_is_empty(name: str) -> None:
+    empty = Column.from_values(VALUES[name][0]).select(np.empty(0, np.int64))
+    assert empty.equal_rows(empty).tolist() == []

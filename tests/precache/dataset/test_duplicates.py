@@ -1,4 +1,4 @@
-"""Pictures of equal content are found by the checksums that the index has."""
+"""Pictures of equal content are found by the checksums in the index."""
 
 import csv
 import json
@@ -30,44 +30,42 @@ FILES = {
     "val/cat/c.png": 3,
     "train/cat/d.png": 4,
     "val/dog/e.png": 5,
-    # as many bytes of black, in another shape
+    # equal bytes, all black, in another shape
     "train/cat/wide.png": (30, 20),
     "val/cat/high.png": (20, 30),
 }
-"""Path -> number of what is drawn, or width and height of a black picture."""
+"""Path -> seed of the pixels, or width and height of a black picture."""
 GROUPS = [
     ["train/dog/c.png", "val/cat/c.png", "val/dog/c, again.png"],
     ["train/cat/b.png", "train/dog/b.png"],
     ["train/cat/a copy.png", "train/cat/a.png"],
 ]
-"""In the order of the list: in several splits, then with several labels, then the others."""
+"""Groups in the order of the list: in several splits, then with several labels, then the others."""
 
 
-def draw(what: Any) -> Image.Image:
-    if isinstance(what, tuple):
-        return Image.new("RGB", what)
-    return Image.fromarray(np.random.default_rng(what).integers(0, 256, (24, 32, 3), np.uint8))
+def draw(seed_or_size: Any) -> Image.Image:
+    if isinstance(seed_or_size, tuple):
+        return Image.new("RGB", seed_or_size)
+    return Image.fromarray(np.random.default_rng(seed_or_size).integers(0, 256, (24, 32, 3), np.uint8))
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for path, what in FILES.items():
+    for path, seed_or_size in FILES.items():
         (tmp_path / "photos" / path).parent.mkdir(parents=True, exist_ok=True)
-        draw(what).save(tmp_path / "photos" / path)
+        draw(seed_or_size).save(tmp_path / "photos" / path)
     return tmp_path / "photos"
 
 
-def make(source: Any, path: Path, name: str = "shards", **how: Any) -> ConvertedDataset:
-    recipe = Recipe(format=name, size=32, shard_bytes=3 * 32 * 32 * 3, splits=how.pop("splits", "train=1"))
-    convert(source, path, recipe, workers=0, **how)
+def make(source: Any, path: Path, name: str = "shards", **options: Any) -> ConvertedDataset:
+    recipe = Recipe(format=name, size=32, shard_bytes=3 * 32 * 32 * 3, splits="train=1")
+    convert(source, path, recipe, workers=0, **options)
     return open_dataset(path)
 
 
 def list_groups(dataset: ConvertedDataset) -> list[list[str]]:
-    """The paths of each group in the list."""
+    """Write the list of duplicates, and return the paths of each group in it."""
     path = dataset.path.with_name("list.csv")
-    with pytest.raises(SettingError, match=f"^{path.parent}/gone/x.csv: "):
-        write_duplicates(dataset, path.parent / "gone/x.csv")
     write_duplicates(dataset, path)
     groups = defaultdict(list)
     with open(path, newline="") as file:
@@ -79,22 +77,32 @@ def list_groups(dataset: ConvertedDataset) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_copies_are_listed_those_that_matter_first(name: str, tree: Path, tmp_path: Path) -> None:
-    """A copy that an update removed is none."""
+def test_duplicates_across_splits_and_labels_are_listed_first(name: str, tree: Path, tmp_path: Path) -> None:
     dataset = make(tree, tmp_path / "out", name)
-    found = dataset.find_duplicates()
-    assert (len(found), found.in_splits, found.in_labels) == (3, 1, 2)
+    duplicates = dataset.find_duplicates()
+    assert (len(duplicates), duplicates.in_splits, duplicates.in_labels) == (3, 1, 2)
     assert list_groups(dataset) == GROUPS
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_copies_that_an_update_removes_are_no_duplicates(name: str, tree: Path, tmp_path: Path) -> None:
+    make(tree, tmp_path / "out", name)
     (tree / "train/dog/c.png").unlink()
     (tree / "train/dog/b.png").unlink()
     (tree / "val/dog/a.png").write_bytes((tree / "train/cat/a.png").read_bytes())
     updated = make(tree, tmp_path / "out", name, update=True)
-    found = updated.find_duplicates()
-    assert (len(found), found.in_splits, found.in_labels) == (2, 1, 2)
+    duplicates = updated.find_duplicates()
+    assert (len(duplicates), duplicates.in_splits, duplicates.in_labels) == (2, 1, 2)
     assert list_groups(updated) == [
         ["train/cat/a copy.png", "train/cat/a.png", "val/dog/a.png"],
         ["val/cat/c.png", "val/dog/c, again.png"],
     ]
+
+
+def test_write_duplicates_raises_for_a_file_in_a_missing_folder(tree: Path, tmp_path: Path) -> None:
+    dataset = make(tree, tmp_path / "out")
+    with pytest.raises(SettingError, match=f"^{tmp_path}/gone/x.csv: "):
+        write_duplicates(dataset, tmp_path / "gone/x.csv")
 
 
 @pytest.mark.parametrize(
@@ -109,39 +117,56 @@ def test_copies_are_listed_those_that_matter_first(name: str, tree: Path, tmp_pa
         ("none", None, 0),
     ],
 )
-def test_labels_differ_by_what_they_say(target: str, values: Any, differ: int, tmp_path: Path) -> None:
-    pictures = [encode_image(draw(what)) for what in (1, 1, 2, 2, 3)]
+def test_duplicates_count_labels_that_differ(target: str, values: Any, differ: int, tmp_path: Path) -> None:
+    pictures = [encode_image(draw(seed)) for seed in (1, 1, 2, 2, 3)]
     fields = {"number": [*range(len(pictures))]}
-    found = make(source_of_pictures(pictures, target, values, fields), tmp_path / "out").find_duplicates()
-    assert (len(found), found.in_splits, found.in_labels) == (2, 0, differ)
+    source = source_of_pictures(pictures, target, values, fields)
+    duplicates = make(source, tmp_path / "out").find_duplicates()
+    assert (len(duplicates), duplicates.in_splits, duplicates.in_labels) == (2, 0, differ)
 
 
-def test_the_commands_count_them_and_write_the_list(
+CONVERT = ("convert", "photos", "out", "--format", "shards", "--workers", "0")
+
+
+def test_convert_warns_of_duplicates_across_splits(
     tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is said where there are none; `convert` tells only of what is wrong."""
-    command = ("convert", "photos", "out", "--format", "shards", "--workers", "0")
-    said = run_here("precache", *command, cwd=tmp_path)
-    assert said.returncode == 0, said.stderr
+    result = run_here("precache", *CONVERT, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert "3 pictures are there more than once: 1 in several splits, 2 with several labels" in caplog.text
     assert "precache inspect out --duplicates duplicates.csv" in caplog.text
-    listed = run_here("precache", "inspect", "out", "--duplicates", "duplicates.csv", cwd=tmp_path)
-    assert listed.stdout.startswith("duplicates.csv: 3 pictures are there more than once: ")
-    assert len((tmp_path / "duplicates.csv").read_text().splitlines()) == 1 + sum(map(len, GROUPS))
-    assert "duplicates" in run_here("precache", "inspect", "out", cwd=tmp_path).stdout
-    shown = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
-    assert shown["duplicates"] == {"pictures": 3, "in_splits": 1, "in_labels": 2}
+
+
+def test_convert_reports_duplicates_with_several_labels_without_a_warning(
+    tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for path in ("train/dog/c.png", "train/dog/b.png", "val/dog/c, again.png"):
         (tree / path).unlink()
     (tree / "train/dog/a.png").write_bytes((tree / "train/cat/a.png").read_bytes())
-    caplog.clear()
-    said = run_here("precache", *command, "--overwrite", cwd=tmp_path)
-    assert "1 picture is there more than once: 1 with several labels" in said.stdout
+    result = run_here("precache", *CONVERT, cwd=tmp_path)
+    assert "1 picture is there more than once: 1 with several labels" in result.stdout
     assert not caplog.records
-    (tree / "train/dog/a.png").unlink()
-    said = run_here("precache", *command, "--overwrite", cwd=tmp_path)
-    assert "more than once" not in said.stdout
+
+
+def test_convert_does_not_report_duplicates_of_one_split_and_label(tree: Path, tmp_path: Path) -> None:
+    for path in ("train/dog/c.png", "train/dog/b.png", "val/dog/c, again.png"):
+        (tree / path).unlink()
+    assert "more than once" not in run_here("precache", *CONVERT, cwd=tmp_path).stdout
+
+
+def test_inspect_counts_duplicates_and_writes_the_list(tree: Path, tmp_path: Path) -> None:
+    make(tree, tmp_path / "out")
+    result = run_here("precache", "inspect", "out", "--duplicates", "duplicates.csv", cwd=tmp_path)
+    assert result.stdout.startswith("duplicates.csv: 3 pictures are there more than once: ")
+    assert len((tmp_path / "duplicates.csv").read_text().splitlines()) == 1 + sum(map(len, GROUPS))
+    assert "duplicates" in run_here("precache", "inspect", "out", cwd=tmp_path).stdout
+    summary = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert summary["duplicates"] == {"pictures": 3, "in_splits": 1, "in_labels": 2}
+
+
+def test_inspect_does_not_mention_duplicates_where_there_are_none(tree: Path, tmp_path: Path) -> None:
+    for path in ("train/dog/c.png", "train/dog/b.png", "train/cat/a copy.png"):
+        (tree / path).unlink()
     shutil.rmtree(tree / "val")
-    (tree / "train/cat/a copy.png").unlink()
-    run_here("precache", *command, "--overwrite", cwd=tmp_path)
+    make(tree, tmp_path / "out")
     assert "duplicates" not in run_here("precache", "inspect", "out", cwd=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""A manifest is somebody else's word: what it names lies in its folder."""
+"""A manifest of a stranger cannot name files outside of the dataset's folder."""
 
 import json
 import shutil
@@ -15,26 +15,32 @@ from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.conftest import small_recipe
-from tests.damage import edit_manifest, lead_away
+from tests.damage import edit_manifest, rename_split
 from tests.precache.destinations import THESIS, contents
 
-NAMES = (
-    *("/etc/x", "../x", "a/b", "..", ".", "", ".x", "-x", "a b", "a\nb", "a\0b", "\ud800", "x" * 300),
-    *(5, None),
-)
-"""Of a file or a split, in a manifest that somebody else has written."""
+NAMES: list[Any] = ["/etc/x", "../x", "a/b", "..", ".", "", ".x", "-x", "a b", "a\nb", "a\0b", "\ud800"]
+NAMES += ["x" * 300, 5, None]
+"""Names that a forged manifest may give to a file or a split."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_leads_out_of_the_folder(name: Any, converted: dict[str, Path], tmp_path: Path) -> None:
+def test_open_dataset_refuses_an_index_of_this_name(
+    name: Any, converted: dict[str, Path], tmp_path: Path
+) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    before = (path / MANIFEST_NAME).read_bytes()
-    edit_manifest(path, index={**json.loads(before)["index"], "name": name})
-    with pytest.raises(DatasetError, match=MANIFEST_NAME):
+    index = json.loads((path / MANIFEST_NAME).read_bytes())["index"]
+    edit_manifest(path, index={**index, "name": name})
+    with pytest.raises(DatasetError, check=lambda error: error.path == path / MANIFEST_NAME):
         open_dataset(path)
-    (path / MANIFEST_NAME).write_bytes(before)
-    lead_away(path, name)
-    with pytest.raises(DatasetError, match=MANIFEST_NAME):
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_open_dataset_refuses_a_split_of_this_name(
+    name: Any, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
+    rename_split(path, name)
+    with pytest.raises(DatasetError, check=lambda error: error.path == path / MANIFEST_NAME):
         open_dataset(path)
 
 
@@ -49,18 +55,17 @@ CONSUMERS: dict[str, Callable[[Path, Path, Url], object]] = {
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_nothing_outside_is_touched(
+def test_forged_split_leads_no_command_to_files_of_another_folder(
     name: str, bucket: Url, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Nor believed: a folder of the user's has files of the names that its split and a number make."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
     (tmp_path / "user").mkdir()
     for shard in open_dataset(path).manifest.shards:
         (tmp_path / "user" / shard.file_name).write_bytes(THESIS)
-    lead_away(path, "../user/train")
+    rename_split(path, "../user/train")
     ObjectStore(bucket).upload(path / MANIFEST_NAME, MANIFEST_NAME)
     before = contents(tmp_path)
-    with pytest.raises(DatasetError, match="splits"):
+    with pytest.raises(DatasetError, match=MANIFEST_NAME):
         CONSUMERS[name](path, raw_tree, bucket)
     (tmp_path / ".set.precache-lock").unlink(missing_ok=True)
     assert contents(tmp_path) == before

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of what is stored: exact, whoever wrote which shard when."""
+"""Mean and standard deviation are those of the stored pixels, computed exactly."""
 
 from pathlib import Path
 
@@ -8,31 +8,36 @@ import pytest
 from precache import convert, open_dataset
 from precache.dataset.statistics import NO_PIXELS, PixelSums
 from tests.conftest import small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_sums_are_exact_of_the_brightest_picture_too(dtype: type[np.integer]) -> None:
+def test_pixel_sums_of_the_brightest_picture_do_not_overflow(dtype: type[np.integer]) -> None:
     picture = np.full((200, 7, 4), np.iinfo(dtype).max, dtype)
     picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 4), dtype)
-    sums = PixelSums.from_picture(picture)
-    wide = picture.astype(object).reshape(-1, 4)
-    assert sums == PixelSums(len(wide), tuple(wide.sum(0)), tuple((wide**2).sum(0)))
+    unbounded = picture.astype(object).reshape(-1, 4)
+    expected = PixelSums(len(unbounded), tuple(unbounded.sum(0)), tuple((unbounded**2).sum(0)))
+    assert PixelSums.from_picture(picture) == expected
+
+
+def test_adding_no_pixels_keeps_pixel_sums() -> None:
+    sums = PixelSums(2, (3,), (5,))
     assert sums + NO_PIXELS == NO_PIXELS + sums == sums
 
 
 def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Path) -> None:
     recipe = small_recipe("shards", splits="train=0.7,val=0.3")
     manifest = convert(raw_tree, tmp_path / "out", recipe, workers=0).manifest
+    dataset = open_dataset(tmp_path / "out")
     for split in ("train", "val"):
-        pictures = [s.pixels("") for path, s in stored(open_dataset(tmp_path / "out")) if split in path]
-        pixels, found = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
-        assert found.pixels == len(pixels)
-        assert found.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)
-        assert found.std == pytest.approx(pixels.std(axis=0), abs=1e-12)
-    assert open_dataset(tmp_path / "out").manifest.statistics == manifest.statistics
+        pictures = [sample.pixels("") for path, sample in stored_samples(dataset) if split in path]
+        pixels, statistics = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
+        assert statistics.pixels == len(pixels)
+        assert statistics.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)
+        assert statistics.std == pytest.approx(pixels.std(axis=0), abs=1e-12)
+    assert dataset.manifest.statistics == manifest.statistics
 
 
-def test_jpegs_have_those_of_the_pixels_before_them(converted: dict[str, Path]) -> None:
-    of = {name: open_dataset(path).manifest.statistics for name, path in converted.items()}
-    assert of["webdataset"] == of["dali"] == of["shards"]
+def test_statistics_of_jpegs_are_those_of_the_pixels_before_encoding(converted: dict[str, Path]) -> None:
+    by_format = {name: open_dataset(path).manifest.statistics for name, path in converted.items()}
+    assert by_format["webdataset"] == by_format["dali"] == by_format["shards"]

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, for all tests that need one: a node, and those that a test adds."""
+"""A Ray cluster on this machine, for all tests that need one: one node, and the nodes that a test adds."""
 
 import logging
 import os
@@ -13,13 +13,13 @@ from tests.command import ROOT
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
-    """This process is connected to it."""
+    """A cluster with a node of one CPU, to which this process is connected."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(ROOT)  # of the workers
-    # so that a node which was killed is seen to be dead within seconds
+    os.environ["PYTHONPATH"] = str(ROOT)  # which the workers inherit
+    # Ray notices within seconds that a node was killed
     health = {
         "health_check_initial_delay_ms": 1000,
         "health_check_period_ms": 500,
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def add_node(cluster: Any) -> Iterator[Callable[..., Any]]:
-    """Adds a node of one CPU, for the duration of the test."""
+    """Function that adds a node of one CPU until the end of the test."""
     added: list[Any] = []
 
     def add(**environment: str) -> Any:
@@ -49,18 +49,18 @@ def add_node(cluster: Any) -> Iterator[Callable[..., Any]]:
     for node in added:
         if node in cluster.worker_nodes:
             cluster.remove_node(node)
-    until(lambda: living() == 1)
+    wait_until(lambda: count_live_nodes() == 1)
 
 
-def living() -> int:
+def count_live_nodes() -> int:
     import ray
 
     return sum(node["Alive"] for node in ray.nodes())
 
 
-def until(true: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until it is true."""
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until `condition` returns something true; AssertionError if that takes too long."""
     deadline_s = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

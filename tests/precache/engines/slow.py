@@ -1,8 +1,8 @@
-"""A tree whose pictures take their time, so that there is a moment to kill what reads them; and its driver.
+"""A tree that is read slowly, so that a test can kill the readers meanwhile; and a program that converts it.
 
     python -m tests.precache.engines.slow MARKS precache-arguments...
 
-Workers of a cluster import this file anew.
+Workers of a cluster import this file themselves.
 """
 
 import importlib
@@ -22,12 +22,13 @@ SECONDS = 0.03
 
 
 @dataclass(frozen=True)
-class Slow:
-    """The tree `source`, each picture of which takes `SECONDS`.
+class SlowSource:
+    """A tree of which each picture takes `SECONDS` to read.
 
     Attributes:
-        marks: a folder: in it, each process that reads has a file by its id, with the id of its node.
-        deadly: path of a picture that kills whoever reads it, as the kernel does where memory runs out.
+        source: the tree.
+        marks: folder in which each process that reads has a file, named by its id, with the id of its node.
+        deadly: path of a picture that kills its reader, as the kernel does when memory runs out.
     """
 
     source: TreeSource
@@ -52,7 +53,7 @@ class Slow:
     def read(self, ref: SampleRef, max_pixels: int) -> Any:
         mark = self.marks / str(os.getpid())
         if not mark.exists():
-            mark.with_suffix(".new").write_text(_node())
+            mark.with_suffix(".new").write_text(_node_id())
             mark.with_suffix(".new").rename(mark)
         if ref.path == self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -60,7 +61,7 @@ class Slow:
         return self.source.read(ref, max_pixels)
 
 
-def _node() -> str:
+def _node_id() -> str:
     if "ray" not in sys.modules:
         return ""
     import ray
@@ -69,7 +70,7 @@ def _node() -> str:
 
 
 def readers(marks: Path) -> dict[int, str]:
-    """Process -> node, of those that have read a picture."""
+    """Return process id -> node id of the processes that have read a picture."""
     return {int(mark.name): mark.read_text() for mark in marks.iterdir() if not mark.suffix}
 
 
@@ -78,9 +79,9 @@ if __name__ == "__main__":
     from precache.cli.main import main
 
     def open_slow(path: str, *options: object) -> Any:
-        # workers know it by this name, not as __main__
+        # imported by this name, because workers cannot unpickle a class of __main__
         slow = importlib.import_module("tests.precache.engines.slow")
-        return slow.Slow(TreeSource(Path(path), 1), Path(sys.argv[1]))
+        return slow.SlowSource(TreeSource(Path(path), 1), Path(sys.argv[1]))
 
     with mock.patch("precache.conversion.convert.open_source", open_slow):
         sys.exit(commandline.run(main, "precache", sys.argv[2:]))

@@ -11,20 +11,25 @@ from pathlib import Path
 from precache.example_data.datasets import PublicDataset
 
 
-class Server(ThreadingHTTPServer):
-    """Serves `content`; breaks off each of the first `breaks` answers after `break_bytes`.
+class ArchiveServer(ThreadingHTTPServer):
+    """A server of one archive, which can break connections or refuse.
 
-    `missing` is the status of all answers, where it is one.
+    Attributes:
+        content: the archive.
+        breaks: number of answers, from the first on, that end after `break_bytes`.
+        ranges: whether it answers requests for a range with that range.
+        error_status: HTTP status of all answers; 0: they succeed.
+        requests: header `Range` of each request.
     """
 
     content = b""
     breaks = 0
     break_bytes = 10_000
     ranges = True
-    missing = 0
+    error_status = 0
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), _ArchiveHandler)
         self.requests: list[str | None] = []
 
     @property
@@ -32,16 +37,16 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/files/archive.tar"
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class _ArchiveHandler(BaseHTTPRequestHandler):
+    server: ArchiveServer
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.server.requests.append(wanted)
-        if self.server.missing:
-            self.send_error(self.server.missing)
+        byte_range = self.headers.get("Range")
+        self.server.requests.append(byte_range)
+        if self.server.error_status:
+            self.send_error(self.server.error_status)
             return
-        start = int(wanted[len("bytes=") : -1]) if wanted and self.server.ranges else 0
+        start = int(byte_range[len("bytes=") : -1]) if byte_range and self.server.ranges else 0
         if start and start >= len(self.server.content):
             self.send_error(416)
             return
@@ -59,16 +64,18 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def tar_of(raw_tree: Path, folder: str, *extra: tarfile.TarInfo | None) -> bytes:
+def make_tar_archive(raw_tree: Path, folder: str, *members: tarfile.TarInfo) -> bytes:
+    """Return a tar of the tree in `folder`, followed by `members`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.add(raw_tree, folder)
-        for member in filter(None, extra):
+        for member in members:
             tar.addfile(member, io.BytesIO(bytes(member.size)))
     return buffer.getvalue()
 
 
-def published(server: Server, content: bytes, **changes: object) -> PublicDataset:
+def publish(server: ArchiveServer, content: bytes, **changes: object) -> PublicDataset:
+    """Serve an archive, and return the dataset that it is."""
     server.content = content
     dataset = PublicDataset(
         url=server.url, md5=hashlib.md5(content).hexdigest(), inner=None, folder="256_Objects", images=70

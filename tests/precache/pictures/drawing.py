@@ -1,4 +1,4 @@
-"""Pictures and files of them, for the tests of this folder."""
+"""Pictures and picture files for tests."""
 
 import io
 import os
@@ -19,12 +19,12 @@ from tests.command import ROOT
 
 
 def noise(*shape: int, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:
-    """[height, width] or [height, width, channels]."""
+    """Draw random pixels, [height, width] or [height, width, channels]."""
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape, dtype=dtype)
 
 
 def encode_image(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    """A file; `exif=6` is its orientation."""
+    """Encode a picture as a file of this kind; `exif` may be a number, its orientation."""
     if isinstance(options.get("exif"), int):
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = options["exif"]
@@ -36,31 +36,31 @@ def encode_image(picture: Image.Image | np.ndarray, kind: str = "PNG", **options
 
 
 def load(path: str, size: Size) -> Pixels:
-    """The picture at `path`, cropped to `size` as torchvision does."""
+    """Load the picture at `path`, cropped to `size` as torchvision does."""
     return images.render(images.read_bytes(path), path, images.Rendering(size=size))[0]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """Of a PNG."""
+    """Make a chunk of a PNG."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def png(width: int, height: int, rows: bytes, depth: int = 8, colour: int = 6) -> bytes:
-    """A PNG that says that it is so large; `rows` are what it holds."""
+    """Make a PNG whose header states this size, whatever the size of `rows`."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def tiff(data: bytes, *tags: tuple[int, int]) -> bytes:
-    """A TIFF of these tags, which say where in it `data` lies by -1."""
+    """Make a TIFF with these tags; a value of -1 becomes the position of `data`."""
     start = 8 + 2 + 12 * len(tags) + 4
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, start if value < 0 else value) for tag, value in tags)
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
 
 
-def rendered_within(memory_bytes: int, path: Path) -> str:
-    """What is said of the picture at `path` by a process that may take so much more memory."""
+def error_within_memory(memory_bytes: int, path: Path) -> str:
+    """Error, 'TYPE MESSAGE', of rendering a picture in a process that may allocate so much more memory."""
     code = f"""
 import resource, sys; from precache.pictures import images
 data = images.read_bytes(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What is not a picture, or a damaged or too large one; and large ones are decoded one at a time."""
+"""Damaged, foreign and too large files are refused with a reason, and large ones decoded one at a time."""
 
 import multiprocessing
 import struct
@@ -14,7 +14,7 @@ from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
 from precache.pictures.large_pictures import LARGE_PIXELS, LargePictureLock
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import encode_image, noise, png, rendered_within, tiff
+from tests.precache.pictures.drawing import encode_image, error_within_memory, noise, png, tiff
 
 SVG = b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg"/>\n'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -38,22 +38,29 @@ BAD = {
     "EPS": (EPS, UNKNOWN),
     **{f"{mark!r}": (mark + bytes(64), UNKNOWN) for mark in (b"GRIB", b"\xd7\xcd\xc6\x9a\0\0", b"8BPS\0\1")},
 }
-"""Pillow opens the last by stubs, by other programs, or as work files."""
+"""Content -> part of the message; the last kinds are those that Pillow opens by stubs or other programs."""
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str) -> None:
+@pytest.mark.parametrize(
+    "rendering",
+    [
+        Rendering(size=8),
+        Rendering(size=8, channels="rgba"),
+        Rendering(size=8, channels="grey", dtype="uint16"),
+    ],
+    ids=["rgb", "rgba", "uint16"],
+)
+def test_render_raises_image_error_with_path_and_reason(rendering: Rendering, name: str) -> None:
     data, reason = BAD[name]
-    deep = Rendering(size=8, channels="grey", dtype="uint16")
-    for how in (Rendering(size=8), Rendering(size=8, channels="rgba"), deep):
-        with pytest.raises(ImageError, match=f"^folder/x.jpg{reason}") as caught:
-            images.render(data, "folder/x.jpg", how)
-        assert caught.value.path == "folder/x.jpg"
-        assert str(caught.value).isprintable()
+    with pytest.raises(ImageError, match=f"^folder/x.jpg{reason}") as raised:
+        images.render(data, "folder/x.jpg", rendering)
+    assert raised.value.path == "folder/x.jpg"
+    assert str(raised.value).isprintable()
 
 
 def gif_frame(width: int, height: int) -> bytes:
-    """A screen of 8 x 8 with a frame of so many pixels."""
+    """Make a GIF with a screen of 8 x 8 pixels and a frame of this size."""
     data = bytearray(encode_image(Image.new("P", (8, 8)), "GIF"))
     at = data.index(b",\0\0\0\0\x08\0\x08\0")
     data[at + 5 : at + 9] = struct.pack("<HH", width, height)
@@ -80,33 +87,46 @@ BOMBS = {
     "tiff tile": tiff(bytes(17), *TILE, (325, 17)),
     **({"webp": webp_canvas(16_383, 16_383)} if features.check("webp") else {}),
 }
-"""Few bytes that say that they are very many pixels; the TIFF has 8 x 8 of them."""
+"""Small files that state very many pixels; the TIFF states a large tile of 8 x 8 pixels."""
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused_without_allocating_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(BOMBS[name])
-    answer = rendered_within(30_000_000, tmp_path / "bomb")
-    assert answer.startswith("ImageError x: is too large ("), answer
+    error = error_within_memory(30_000_000, tmp_path / "bomb")
+    assert error.startswith("ImageError x: is too large ("), error
 
 
-def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
-    """Of a conversion and of a check, beyond what Pillow refuses by itself; its own limit is as before."""
-    before, data = Image.MAX_IMAGE_PIXELS, encode_image(Image.new("1", (18_000, 10_000), 1))
-    (tmp_path / "tree/a").mkdir(parents=True)
-    (tmp_path / "tree/a/0.png").write_bytes(data)
-    Image.new("RGB", (9, 9)).save(tmp_path / "tree/a/1.png")
-    report = precache.check(tmp_path / "tree", max_pixels=179_000_000, workers=0)
+@pytest.fixture(scope="module")
+def tree_with_large_picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tree with a picture of 180 million pixels, which is more than Pillow opens by default."""
+    tree = tmp_path_factory.mktemp("large") / "tree"
+    (tree / "a").mkdir(parents=True)
+    (tree / "a/0.png").write_bytes(encode_image(Image.new("1", (18_000, 10_000), 1)))
+    Image.new("RGB", (9, 9)).save(tree / "a/1.png")
+    return tree
+
+
+def test_check_and_convert_reject_pictures_above_max_pixels(
+    tree_with_large_picture: Path, tmp_path: Path
+) -> None:
+    report = precache.check(tree_with_large_picture, max_pixels=179_000_000, workers=0)
     recipe = small_recipe("shards", size=8, max_pixels=179_000_000)
-    manifest = precache.convert(tmp_path / "tree", tmp_path / "a", recipe, workers=0, max_rejects=1).manifest
-    for (rejected,) in (manifest.rejected, report.rejected):
+    result = precache.convert(tree_with_large_picture, tmp_path / "a", recipe, workers=0, max_rejects=1)
+    for (rejected,) in (result.manifest.rejected, report.rejected):
         assert rejected.path == "a/0.png"
         assert "180,000,000 pixels, --max-pixels allows 179,000,000" in rejected.reason
+
+
+def test_render_opens_more_pixels_than_pillow_and_restores_its_limit(tree_with_large_picture: Path) -> None:
+    pillow_limit = Image.MAX_IMAGE_PIXELS
+    data = (tree_with_large_picture / "a/0.png").read_bytes()
     pixels, size = images.render(data, "x.png", Rendering(size=8, max_pixels=180_000_000))
-    assert (size, (pixels == 255).all(), Image.MAX_IMAGE_PIXELS) == ((18_000, 10_000), True, before)
+    assert (size, (pixels == 255).all()) == ((18_000, 10_000), True)
+    assert pillow_limit == Image.MAX_IMAGE_PIXELS
 
 
-def _in_turn(log: Path, hold_s: float) -> None:
+def hold_lock_and_log(log: Path, hold_s: float) -> None:
     with LargePictureLock() as lock:
         lock.acquire_if_large(LARGE_PIXELS + 1)
         with open(log, "a") as file:
@@ -116,33 +136,37 @@ def _in_turn(log: Path, hold_s: float) -> None:
             file.write("ends\n")
 
 
-def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
-    """A turn ends with the process that has it; small pictures take none."""
+def test_processes_decode_large_pictures_one_at_a_time(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_in_turn, args=(tmp_path / "log", 0.05)) for _ in range(4)]
+    processes = [context.Process(target=hold_lock_and_log, args=(tmp_path / "log", 0.05)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert (tmp_path / "log").read_text().split() == ["begins", "ends"] * 4
-    for kind in ("JPEG", "PNG"):
-        holder = context.Process(target=_in_turn, args=(tmp_path / kind, 60))
-        holder.start()
-        while not (tmp_path / kind).exists():
-            time.sleep(0.01)
-        images.render(encode_image(Image.new("L", (5000, 500)), kind), "x", Rendering(size=8))
-        large = encode_image(Image.new("L", (5000, LARGE_PIXELS // 5000 + 1)), kind)
-        waiting = context.Process(target=images.render, args=(large, "x", Rendering(size=8)))
-        waiting.start()
-        waiting.join(0.3)
-        assert waiting.is_alive(), "it is not its turn"
-        holder.kill()
-        waiting.join(10)
-        assert waiting.exitcode == 0
-        holder.join()
 
 
-def test_a_jpeg_with_broken_exif_is_decoded_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_render_of_a_large_picture_waits_until_the_lock_holder_dies(kind: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    holder = context.Process(target=hold_lock_and_log, args=(tmp_path / kind, 60))
+    holder.start()
+    while not (tmp_path / kind).exists():
+        time.sleep(0.01)
+    small = encode_image(Image.new("L", (5000, 500)), kind)
+    images.render(small, "x", Rendering(size=8))  # does not wait
+    large = encode_image(Image.new("L", (5000, LARGE_PIXELS // 5000 + 1)), kind)
+    waiting = context.Process(target=images.render, args=(large, "x", Rendering(size=8)))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    holder.kill()
+    waiting.join(10)
+    assert waiting.exitcode == 0
+    holder.join()
+
+
+def test_orientation_of_a_jpeg_with_broken_exif_gives_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     exif = b"Exif\0\0MM\0*\xff\xff\xff\xff\0\0"
     data = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
     assert jpeg.orientation(data) == 1

@@ -1,4 +1,4 @@
-"""Values of 16 bits: kept as the file has them, or made 8 bits by the depth that the file states."""
+"""Values of 16 bits are stored as they are, or converted to 8 bits by the depth that the file states."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ DEEP = {"channels": "grey", "dtype": "uint16"}
 
 
 def with_bits(data: bytes, bits: int) -> bytes:
-    """The PNG, which says that so many of its bits are significant."""
+    """Add a chunk to a PNG that states the number of its significant bits."""
     return data[:33] + chunk(b"sBIT", bytes([bits])) + data[33:]
 
 
@@ -28,33 +28,40 @@ def grey(data: bytes) -> np.ndarray:
     return decoded[..., 0]
 
 
-STATED = {
-    "TIFF MaxSampleValue of what it holds": lambda: encode_image(RAMP, "TIFF", tiffinfo={281: 4000}),
+FILES_OF_12_BITS = {
+    "TIFF MaxSampleValue of its pixels": lambda: encode_image(RAMP, "TIFF", tiffinfo={281: 4000}),
     "TIFF SMaxSampleValue": lambda: encode_image(RAMP, "TIFF", tiffinfo={341: 4095}),
     "PNG sBIT": lambda: with_bits(encode_image(RAMP), 12),
     "PGM": lambda: b"P5 64 64 4095\n" + RAMP.astype(">u2").tobytes(),
 }
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", FILES_OF_12_BITS)
 def test_decode_scales_a_stated_depth_of_12_bits_to_8(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    served = grey(STATED[name]()).astype(int)
+    served = grey(FILES_OF_12_BITS[name]()).astype(int)
     assert np.abs(served - AS_8_BITS).max() <= (1 if name == "PGM" else 0)  # Pillow scales PGM to 16 bits
     assert (served.min(), served.max()) == (0, 255)
     assert caplog.records == []
 
 
-def test_16_bits_and_what_is_scaled_to_them_keep_their_upper_8(caplog: pytest.LogCaptureFixture) -> None:
-    """A PNG that is scaled as its standard asks (12.4) has its significant bits above."""
-    full, dark = RAMP * 16, RAMP // 40 * 16
-    for pixels, data in (
-        (full, encode_image(full)),
-        (full, encode_image(full, "TIFF")),
-        (full, encode_image(full, "TIFF", tiffinfo={281: 4095})),  # which its values belie
-        (full, with_bits(encode_image(full), 12)),
-        (dark, with_bits(encode_image(dark), 12)),
-    ):
-        assert np.array_equal(grey(data), pixels >> 8)
+FULL, DARK = RAMP * 16, RAMP // 40 * 16
+FILES_OF_16_BITS = {
+    "PNG": (FULL, lambda: encode_image(FULL)),
+    "TIFF": (FULL, lambda: encode_image(FULL, "TIFF")),
+    "TIFF whose values exceed its MaxSampleValue": (
+        FULL,
+        lambda: encode_image(FULL, "TIFF", tiffinfo={281: 4095}),
+    ),
+    # scaled as the standard asks (12.4): the significant bits are the upper ones
+    "PNG of 12 significant bits": (FULL, lambda: with_bits(encode_image(FULL), 12)),
+    "dark PNG of 12 significant bits": (DARK, lambda: with_bits(encode_image(DARK), 12)),
+}
+
+
+@pytest.mark.parametrize("name", FILES_OF_16_BITS)
+def test_decode_keeps_the_upper_8_of_16_bits(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    pixels, make = FILES_OF_16_BITS[name]
+    assert np.array_equal(grey(make()), pixels >> 8)
     assert caplog.records == []
 
 
@@ -70,27 +77,29 @@ def test_convert_warns_once_of_16_bit_files_that_use_fewer_bits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_grey_of_16_bits_is_kept_and_8_bits_become_it_with_white_as_white(kind: str) -> None:
+def test_render_to_uint16_keeps_16_bits_and_multiplies_8_bits_by_257(kind: str) -> None:
     deep, grey, colour = noise(40, 40, dtype=np.uint16), noise(40, 40), noise(40, 40, 3)
-    white = 257 * np.asarray(Image.fromarray(colour).convert("L"), np.uint16)
-    for pixels, expected in ((deep, deep), (grey, grey * np.uint16(257)), (colour, white)):
-        found, size = images.render(encode_image(pixels, kind), "x", Rendering(size=40, **DEEP))
-        assert (found.dtype, found.shape, size) == (np.uint16, (40, 40, 1), (40, 40))
-        assert np.array_equal(found[..., 0], expected)
+    grey_of_colour = 257 * np.asarray(Image.fromarray(colour).convert("L"), np.uint16)
+    for source, expected in ((deep, deep), (grey, grey * np.uint16(257)), (colour, grey_of_colour)):
+        pixels, size = images.render(encode_image(source, kind), "x", Rendering(size=40, **DEEP))
+        assert (pixels.dtype, pixels.shape, size) == (np.uint16, (40, 40, 1), (40, 40))
+        assert np.array_equal(pixels[..., 0], expected)
 
 
-def test_resizing_rounds_once_and_what_has_no_such_range_is_rejected() -> None:
-    """Against Pillow's resize of the values in floating point."""
-    pixels = noise(90, 70, dtype=np.uint16)
-    for name, resample in images.RESAMPLING.items():
-        how = Rendering(size=32, fit="stretch", resample=name, **DEEP)
-        found, _ = images.render(encode_image(pixels, "PNG"), "x", how)
-        floats = Image.fromarray(pixels.astype(np.float32)).resize((32, 32), resample)
-        assert np.abs(found[..., 0] - np.asarray(floats).clip(0, 65535)).max() <= 0.51
-    for bad in (
-        np.full((9, 9), -1, np.int32),
-        np.full((9, 9), 70_000, np.int32),
-        np.zeros((9, 9), np.float32),
-    ):
-        with pytest.raises(ImageError, match=r"^x: .* 0 to 65,535"):
-            images.render(encode_image(bad, "TIFF"), "x", Rendering(size=8, **DEEP))
+@pytest.mark.parametrize("resample", images.RESAMPLING)
+def test_resized_16_bits_are_those_of_floating_point_rounded_once(resample: str) -> None:
+    source = noise(90, 70, dtype=np.uint16)
+    rendering = Rendering(size=32, fit="stretch", resample=resample, **DEEP)
+    pixels, _ = images.render(encode_image(source, "PNG"), "x", rendering)
+    floats = Image.fromarray(source.astype(np.float32)).resize((32, 32), images.RESAMPLING[resample])
+    assert np.abs(pixels[..., 0] - np.asarray(floats).clip(0, 65535)).max() <= 0.51
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.full((9, 9), -1, np.int32), np.full((9, 9), 70_000, np.int32), np.zeros((9, 9), np.float32)],
+    ids=["negative", "above 65,535", "floating point"],
+)
+def test_render_to_uint16_refuses_values_outside_of_16_bits(pixels: np.ndarray) -> None:
+    with pytest.raises(ImageError, match=r"^x: .* 0 to 65,535"):
+        images.render(encode_image(pixels, "TIFF"), "x", Rendering(size=8, **DEEP))

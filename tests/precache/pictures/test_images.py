@@ -1,4 +1,4 @@
-"""Pixels against the reference: Pillow's decode, then Pillow's or torchvision's resize and crop."""
+"""Pixels are those of the reference: decoded by Pillow, resized and cropped by Pillow or torchvision."""
 
 import io
 from dataclasses import replace
@@ -23,8 +23,8 @@ SIDES = [(90, 60), (60, 90), (64, 64), (333, 41), (20, 10), (48, 48), (48, 301),
 
 
 @pytest.mark.parametrize("size", [64, 300])
-def test_pixels_are_the_references_but_for_rounding(raw_tree: Path, size: int) -> None:
-    """No value off by more than 1, no picture under 50 dB: the bound that the README states."""
+def test_cropped_pixels_are_torchvisions_within_rounding(raw_tree: Path, size: int) -> None:
+    """Allow values that differ by 1, and at least 50 dB: the bound that the README states."""
     for sample in scan_tree(raw_tree).samples:
         path = f"{raw_tree}/{sample.path}"
         upright = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
@@ -34,24 +34,24 @@ def test_pixels_are_the_references_but_for_rounding(raw_tree: Path, size: int) -
         assert 255**2 / max(np.square(difference).mean(), 1e-9) > 10 ** (50 / 10), path
 
 
-def fitted(picture: Image.Image, how: Rendering) -> Image.Image:
-    """What is to be stored of a picture, made from the whole of it."""
+def fitted(picture: Image.Image, rendering: Rendering) -> Image.Image:
+    """Make the picture that is to be stored, by resizing and cropping the whole picture."""
     width, height = picture.size
-    rows, columns = how.size if isinstance(how.size, tuple) else (how.size, how.size)
+    rows, columns = rendering.size if isinstance(rendering.size, tuple) else (rendering.size, rendering.size)
     by_width = columns * height >= rows * width
-    if how.fit == "crop":
+    if rendering.fit == "crop":
         covering = (
             (int(height * columns / width), columns) if by_width else (rows, int(width * rows / height))
         )
         return CenterCrop((rows, columns))(Resize(covering)(picture))
-    if how.fit == "stretch":
-        return picture.resize((columns, rows), images.RESAMPLING[how.resample])
-    if how.fit == "keep":
-        return Resize(rows)(picture) if how.enlarge or min(picture.size) > rows else picture
+    if rendering.fit == "stretch":
+        return picture.resize((columns, rows), images.RESAMPLING[rendering.resample])
+    if rendering.fit == "keep":
+        return Resize(rows)(picture) if rendering.enlarge or min(picture.size) > rows else picture
     scale = min(columns / width, rows / height)
     inner = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.BILINEAR)
-    if how.fit == "keep-longer":
-        return inner if how.enlarge or max(picture.size) > rows else picture
+    if rendering.fit == "keep-longer":
+        return inner if rendering.enlarge or max(picture.size) > rows else picture
     padded = Image.new(picture.mode, (columns, rows))
     padded.paste(inner, (round((columns - inner.width) / 2), round((rows - inner.height) / 2)))
     return padded
@@ -59,27 +59,28 @@ def fitted(picture: Image.Image, how: Rendering) -> Image.Image:
 
 @pytest.mark.parametrize("channels", images.CHANNELS)
 @pytest.mark.parametrize("fit", images.FITS)
-def test_what_is_stored_is_the_whole_picture_resized(fit: str, channels: str) -> None:
-    """By the box that is kept alone; of grey as Pillow converts to it. What is cropped may be off by 1."""
+def test_render_gives_the_pixels_of_the_whole_picture_resized(fit: str, channels: str) -> None:
+    """Allow values that differ by 1 with fit `crop`, which resizes only the part that is kept."""
     sizes: list[Size] = [48] if fit in images.KEEPING_FITS else [48, (36, 60)]
     for number, (width, height) in enumerate(SIDES):
         picture = Image.fromarray(noise(height, width, 3)).convert(["RGB", "L", "LA"][number % 3])
         for size in sizes:
             for option in (False, True):
-                how = Rendering(size=size, fit=fit, channels=channels)
+                rendering = Rendering(size=size, fit=fit, channels=channels)
                 if option and fit != "stretch":
-                    how = replace(how, enlarge=fit in images.KEEPING_FITS)
+                    rendering = replace(rendering, enlarge=fit in images.KEEPING_FITS)
                 elif option:
-                    how = replace(how, resample="area")
-                pixels, original = images.render(encode_image(picture), "x", how)
-                expected = np.asarray(fitted(picture.convert(images.MODES[channels]), how))
-                found = pixels[..., 0] if channels == "grey" else pixels
-                assert found.shape == expected.shape
-                assert np.abs(found.astype(int) - expected).max() <= (fit == "crop")
+                    rendering = replace(rendering, resample="area")
+                pixels, original = images.render(encode_image(picture), "x", rendering)
+                expected = np.asarray(fitted(picture.convert(images.MODES[channels]), rendering))
+                if channels == "grey":
+                    pixels = pixels[..., 0]
+                assert pixels.shape == expected.shape
+                assert np.abs(pixels.astype(int) - expected).max() <= (fit == "crop")
                 assert original == (width, height)
 
 
-def test_by_default_pictures_are_kept_whole_and_shrunk_by_lanczos() -> None:
+def test_default_recipe_keeps_pictures_whole_and_shrinks_by_lanczos() -> None:
     for width, height, stored in ((672, 450, (669, 448)), (440, 3000, (440, 3000))):
         picture = Image.fromarray(noise(height, width, 3))
         pixels, _ = images.render(encode_image(picture), "x", Recipe(format="shards").rendering)
@@ -90,13 +91,13 @@ def test_by_default_pictures_are_kept_whole_and_shrunk_by_lanczos() -> None:
 ORIENTED = [
     *(("JPEG", mode) for mode in ("RGB", "L", "CMYK")),
     *(("TIFF", mode) for mode in ("RGB", "L", "I;16", "P", "1", "CMYK")),
-    *((kind, "RGB") for kind in ("PNG", "WEBP", "AVIF")),  # HEIF has its own, and EXIF's stands for nothing
+    *((kind, "RGB") for kind in ("PNG", "WEBP", "AVIF")),  # not HEIF, whose own orientation replaces EXIF's
 ]
 
 
 @pytest.mark.parametrize(("kind", "mode"), ORIENTED)
-def test_exif_orientation_is_applied_and_the_header_says_it(kind: str, mode: str) -> None:
-    """Against the picture that was saved, turned by Pillow; some kinds are lossy."""
+def test_decode_and_upright_shape_apply_exif_orientation(kind: str, mode: str) -> None:
+    """Compare with the saved picture turned by Pillow; some kinds are lossy."""
     if kind not in {*Image.SAVE}:
         pytest.skip(f"no encoder of {kind} is installed")
     image = Image.new("RGB", (40, 24))
@@ -116,7 +117,7 @@ def test_exif_orientation_is_applied_and_the_header_says_it(kind: str, mode: str
 
 
 def of_palette(kind: str, **options: Any) -> bytes:
-    """Left half the first colour, right half the second."""
+    """Make a picture with a palette, whose left half has the first colour, its right half the second."""
     palette = Image.new("P", (8, 8), 0)
     palette.putpalette([10, 200, 30, 0, 0, 255])
     palette.paste(1, (4, 0, 8, 8))
@@ -124,7 +125,7 @@ def of_palette(kind: str, **options: Any) -> bytes:
 
 
 def animated(kind: str) -> bytes:
-    """The halves, and a frame of something else."""
+    """Make an animation whose first frame is the two halves, and its second one noise."""
     frames = [of_palette("PNG"), encode_image(noise(8, 8, 3))]
     first, second = (Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames)
     return encode_image(first, kind, save_all=True, append_images=[second])
@@ -145,65 +146,74 @@ HALVES = {
     "colour key": (of_palette("PNG", transparency=0), (255, 255, 255)),
     "on white": (half_transparent(8), (255, 255, 255)),
     "on white, in several bands": (half_transparent(2100), (255, 255, 255)),
-    "CMYK": (encode_image(cmyk, "JPEG", quality=100), (10, 200, 30)),  # inverted, as Adobe does
+    "CMYK": (encode_image(cmyk, "JPEG", quality=100), (10, 200, 30)),  # values are inverted, as Adobe's are
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_colours_are_what_pillow_shows(name: str) -> None:
+def test_decode_gives_the_colours_of_both_halves(name: str) -> None:
     data, left = HALVES[name]
     halves = np.asarray(images.decode(data, "x")).astype(np.int16)
     middle = halves.shape[1] // 2
-    assert np.abs(halves[:, :middle] - left).max() <= 12 * (name == "CMYK")
-    assert np.abs(halves[:, middle:] - (0, 0, 255)).max() <= 12 * (name == "CMYK")
+    tolerance = 12 if name == "CMYK" else 0
+    assert np.abs(halves[:, :middle] - left).max() <= tolerance
+    assert np.abs(halves[:, middle:] - (0, 0, 255)).max() <= tolerance
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-def test_a_transparent_grey_is_transparent_at_any_depth(bits: int) -> None:
-    """A PNG's tRNS chunk names a value of its pixels, as they are stored (11.3.2.1)."""
+def test_transparent_grey_of_a_png_is_transparent_at_any_depth(bits: int) -> None:
+    """Name a transparent value in the tRNS chunk, as pixels are stored (PNG 11.3.2.1)."""
     clear = ((1 << bits) - 1) // 3 or 1
     row = "".join(f"{value:0{bits}b}" for value in [clear] * 4 + [0] * 4)
     plain = png(8, 8, (b"\0" + int(row, 2).to_bytes(bits, "big")) * 8, depth=bits, colour=0)
     data = plain[:33] + chunk(b"tRNS", clear.to_bytes(2, "big")) + plain[33:]
     shown, _ = images.render(data, "x", Rendering(size=8, background=(9, 8, 7)))
     assert shown[0].tolist() == [[9, 8, 7]] * 4 + [[0, 0, 0]] * 4
-    kept, _ = images.render(data, "x", Rendering(size=8, channels="rgba"))
-    assert kept[0, :, 3].tolist() == [0] * 4 + [255] * 4
+    rgba, _ = images.render(data, "x", Rendering(size=8, channels="rgba"))
+    assert rgba[0, :, 3].tolist() == [0] * 4 + [255] * 4
     deep, _ = images.render(data, "x", Rendering(size=8, channels="grey", dtype="uint16"))
     assert deep[0, :, 0].tolist() == [65535] * 4 + [0] * 4
 
 
-def test_transparency_is_kept_and_colours_are_weighed_with_it() -> None:
-    """Where half of what a pixel is made of is transparent, its colour is that of the other half."""
-    picture = np.zeros((8, 8, 4), np.uint8)
-    picture[:, ::2] = (200, 100, 50, 255)
-    picture[:, 1::2] = (0, 255, 0, 0)
-    how = Rendering(size=4, channels="rgba", resample="area")
-    pixels, _ = images.render(encode_image(picture), "x", how)
+STRIPES = np.zeros((8, 8, 4), np.uint8)
+"""Opaque columns of one colour between transparent ones of another."""
+STRIPES[:, ::2] = (200, 100, 50, 255)
+STRIPES[:, 1::2] = (0, 255, 0, 0)
+
+
+def test_resizing_rgba_weights_colours_with_their_alpha() -> None:
+    rendering = Rendering(size=4, channels="rgba", resample="area")
+    pixels, _ = images.render(encode_image(STRIPES), "x", rendering)
     assert np.abs(pixels.astype(int) - (200, 100, 50, 128)).max() <= 1
-    same, _ = images.render(encode_image(picture), "x", replace(how, size=8))
-    assert np.array_equal(same, picture)
+
+
+def test_render_of_rgba_at_its_own_size_changes_nothing() -> None:
+    pixels, _ = images.render(encode_image(STRIPES), "x", Rendering(size=8, channels="rgba"))
+    assert np.array_equal(pixels, STRIPES)
+
+
+def test_transparent_picture_becomes_the_background() -> None:
     clear = encode_image(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
-    behind, _ = images.render(clear, "x", Rendering(size=8, background=(1, 2, 3)))
-    assert (behind == (1, 2, 3)).all()
+    pixels, _ = images.render(clear, "x", Rendering(size=8, background=(1, 2, 3)))
+    assert (pixels == (1, 2, 3)).all()
 
 
 JPEG = encode_image(noise(64, 64, 3), "JPEG", comment=b"\xff\xd9")
-"""The end that its comment has is not its own."""
+"""JPEG with an end-of-image marker within its comment."""
 AS_PILLOW = {
     "grey": encode_image(noise(50, 40), "JPEG"),
     "progressive": encode_image(noise(70, 50, 3), "JPEG", progressive=True),
     **{f"subsampling {n}": encode_image(noise(70, 50, 3), "JPEG", subsampling=n) for n in (0, 1, 2)},
     "YCCK": simplejpeg.encode_jpeg(noise(16, 16, 4), quality=100, colorspace="CMYK"),
     "CMYK": encode_image(Image.fromarray(noise(16, 16, 4), "CMYK"), "JPEG"),
-    # real trees hold JPEGs that libjpeg warns about; only Pillow's verdict counts
+    # libjpeg warns about these, and Pillow accepts them: real trees hold many
     "harmless garbage": JPEG[:-2] + b"\x00\x00\x00" + JPEG[-2:],
-    "something behind its end": JPEG + bytes(20),
+    "bytes after its end": JPEG + bytes(20),
 }
 
 
 @pytest.mark.parametrize("name", AS_PILLOW)
-def test_any_jpeg_gives_pillows_pixels(name: str) -> None:
+def test_decode_of_any_jpeg_gives_pillows_pixels(name: str) -> None:
     picture = Image.open(io.BytesIO(AS_PILLOW[name]))
     assert np.array_equal(np.asarray(images.decode(AS_PILLOW[name], "x")), np.asarray(picture.convert("RGB")))
     whole, _ = images.render(AS_PILLOW[name], "x", Rendering(size=99, fit="keep", channels="grey"))
@@ -211,26 +221,32 @@ def test_any_jpeg_gives_pillows_pixels(name: str) -> None:
 
 
 @pytest.mark.parametrize("fit", images.FITS)
-def test_a_scaled_decode_stays_near_the_whole_one(fit: str) -> None:
+def test_scaled_decode_stays_within_45_db_of_the_full_decode(fit: str) -> None:
     for width, height, orientation in ((640, 480, 1), (640, 480, 6), (643, 485, 6)):
         smooth = Image.fromarray(noise(height // 16, width // 16, 3)).resize((width, height))
         data, whole = encode_image(smooth, "JPEG", quality=95, exif=orientation), Rendering(size=48, fit=fit)
         scaled = replace(whole, scaled_decode=True)
         pixels, size = images.render(data, "x.jpg", scaled)
         expected, expected_size = images.render(data, "x.jpg", whole)
-        assert (images.decode_for(data, "x.jpg", scaled).reduction > 1) == (width % 8 == 0), "it saves time"
+        is_reduced = images.decode_for(data, "x.jpg", scaled).reduction > 1
+        assert is_reduced == (width % 8 == 0)  # a turned picture is reduced only if that is exact
         assert size == expected_size == ((width, height) if orientation == 1 else (height, width))
         assert jpeg.psnr(pixels, expected) > 45
 
 
-@pytest.mark.parametrize("damage", ["truncated", "broken off", "without end"])
-def test_a_damaged_jpeg_is_rejected_unless_allowed(damage: str) -> None:
-    half = JPEG[: len(JPEG) // 2]
-    data = {"truncated": half, "broken off": half + b"\xff\xd9", "without end": JPEG[:-2]}[damage]
-    how = Rendering(size=64)
-    with pytest.raises(ImageError, match=r"truncated or damaged: .*[Pp]remature end"):
-        images.render(data, "x.jpg", how)
-    pixels, _ = images.render(data, "x.jpg", replace(how, allow_truncated=True))
-    whole, _ = images.render(JPEG, "x.jpg", how)
-    assert np.array_equal(pixels[:15], whole[:15])  # the 16th row's colour reaches into what is missing
-    assert (damage == "without end") == np.array_equal(pixels, whole)
+HALF = JPEG[: len(JPEG) // 2]
+TRUNCATED = {"half": HALF, "half with an end": HALF + b"\xff\xd9", "without end": JPEG[:-2]}
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+def test_render_refuses_a_truncated_jpeg(name: str) -> None:
+    with pytest.raises(ImageError, match=r"^x.jpg: .*truncated or damaged"):
+        images.render(TRUNCATED[name], "x.jpg", Rendering(size=64))
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+def test_allow_truncated_decodes_the_rows_of_a_truncated_jpeg(name: str) -> None:
+    pixels, _ = images.render(TRUNCATED[name], "x.jpg", Rendering(size=64, allow_truncated=True))
+    whole, _ = images.render(JPEG, "x.jpg", Rendering(size=64))
+    assert np.array_equal(pixels[:15], whole[:15])  # the colour of the 16th row depends on missing data
+    assert (name == "without end") == np.array_equal(pixels, whole)

@@ -1,4 +1,4 @@
-"""What is a picture, and what Pillow is never asked to open."""
+"""Files are recognised as pictures by name and content, and Pillow opens no others."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ NAMES = {
 WITH_SIGNATURE = {"JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "HEIF", "JPEG2000"}
 
 
-def saved(kind: str) -> bytes:
-    """A picture of 32 x 32, blue."""
+def encode_blue(kind: str) -> bytes:
+    """Encode a blue picture of 32 x 32 pixels; skip the test if this Pillow cannot."""
     if kind not in Image.SAVE:
         Image.init()
     try:
@@ -33,31 +33,41 @@ def saved(kind: str) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A class folder with one whole picture."""
+    """Make a class folder with one intact picture."""
     folder = tmp_path / "tree/a"
     folder.mkdir(parents=True)
     Image.new("RGB", (9, 9)).save(folder / "whole.png")
     return folder
 
 
+def sample_names(folder: Path) -> set[str]:
+    return {os.path.basename(sample.path) for sample in scan_tree(folder.parent).samples}
+
+
 @pytest.mark.parametrize("kind", NAMES)
-def test_whatever_an_installed_decoder_reads_is_a_picture(kind: str, folder: Path) -> None:
-    content = saved(kind)
+def test_scan_finds_pictures_of_each_kind_by_extension(kind: str, folder: Path) -> None:
     names = {f"x.{NAMES[kind]}", f"X.{NAMES[kind].upper()}"}
-    for name in (*names, "nameless"):
-        (folder / name).write_bytes(content)
     for name in names:
+        (folder / name).write_bytes(encode_blue(kind))
         assert np.abs(load(str(folder / name), 8).astype(int) - (0, 0, 255)).max() < 12
-    for number, text in enumerate(("P3 is good", "Python", "DDS files", "\n\x00")):
-        (folder / f"notes-{number}").write_text(text)  # some of Pillow's signatures are two letters long
-    found = {os.path.basename(sample.path) for sample in scan_tree(folder.parent).samples}
-    assert found == {"whole.png", *names, *(["nameless"] if kind in WITH_SIGNATURE else [])}
+    assert sample_names(folder) == {"whole.png", *names}
 
 
-def test_a_picture_whose_plugin_is_missing_is_a_reject_and_keeps_its_id(
+@pytest.mark.parametrize("kind", NAMES)
+def test_scan_finds_a_picture_without_extension_by_its_signature(kind: str, folder: Path) -> None:
+    (folder / "nameless").write_bytes(encode_blue(kind))
+    assert ("nameless" in sample_names(folder)) == (kind in WITH_SIGNATURE)
+
+
+@pytest.mark.parametrize("text", ["P3 is good", "Python", "DDS files", "\n\x00"])
+def test_text_that_begins_like_a_picture_is_none(text: str, folder: Path) -> None:
+    (folder / "notes").write_text(text)  # some of Pillow's signatures have only two letters
+    assert sample_names(folder) == {"whole.png"}
+
+
+def test_picture_whose_plugin_is_missing_is_rejected_and_keeps_its_id(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids are the same where the plugin is installed, which the reason says how to do."""
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     for name in ("a.heic", "nameless"):
         (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))
@@ -67,7 +77,7 @@ def test_a_picture_whose_plugin_is_missing_is_a_reject_and_keeps_its_id(
     assert "pip install --no-deps pillow-heif" in manifest.rejected[0].reason
 
 
-def test_a_missing_decoder_is_said_before_damage(
+def test_convert_reports_a_missing_decoder_before_damaged_pictures(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
@@ -75,13 +85,13 @@ def test_a_missing_decoder_is_said_before_damage(
     for name in ("b.heic", "c.HEIC"):
         (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))
     words = ["convert", "tree", "out", "--format", "shards", "--size", "8", "--workers", "0"]
-    stopped = run_here("precache", *words, cwd=tmp_path)
+    refused = run_here("precache", *words, cwd=tmp_path)
     assert "2 pictures are named as HEIF" in caplog.text
     check_bad_input(
-        stopped, "no decoder for HEIF", "pip install --no-deps pillow-heif", "3 pictures", "2 of them"
+        refused, "no decoder for HEIF", "pip install --no-deps pillow-heif", "3 pictures", "2 of them"
     )
-    done = run_here("precache", *words, "--max-rejects", 1, "--overwrite", cwd=tmp_path)
-    first, second, *_ = done.stderr.splitlines()
+    converted = run_here("precache", *words, "--max-rejects", 1, "--overwrite", cwd=tmp_path)
+    first, second, *_ = converted.stderr.splitlines()
     assert "2 pictures left out only because this Pillow has no decoder for HEIF" in first
     assert "rejected a/a.jpg" in second
 
@@ -89,7 +99,7 @@ def test_a_missing_decoder_is_said_before_damage(
 def test_postscript_picture_runs_no_program(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program that Pillow would run leaves a mark."""
+    """Replace the program that Pillow would run by one that leaves a file."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\nexit 1\n")

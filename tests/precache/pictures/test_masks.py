@@ -1,4 +1,4 @@
-"""Masks go the way of their pictures into every format; what is not a mask of its picture is a reject."""
+"""Masks are stored with their pictures in every format, and a picture without a valid mask is rejected."""
 
 import io
 import os
@@ -38,7 +38,7 @@ def make(trees: Trees, path: Path, name: str, **settings: Any) -> ConvertedDatas
     return open_dataset(path)
 
 
-def mask_of(sample: StoredSample, path: Any) -> Any:
+def decode_mask(sample: StoredSample, path: Any) -> Any:
     if isinstance(sample.mask, bytes):
         return masks.decode(sample.mask, sample.pixels(str(path)).shape[:2])
     assert sample.mask is not None
@@ -46,60 +46,68 @@ def mask_of(sample: StoredSample, path: Any) -> Any:
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_every_format_stores_the_labels_of_the_stored_pixels(fit: str, trees: Trees, tmp_path: Path) -> None:
-    """As stock readers see them, too."""
+def test_masks_of_every_format_fit_the_stored_pixels(fit: str, trees: Trees, tmp_path: Path) -> None:
     for name in FORMATS:
         dataset = make(trees, tmp_path / name, name, fit=fit)
-        held = list(format_contract.stored(dataset))
-        assert len(held) == PICTURES
-        for path, sample in held:
-            mask = mask_of(sample, path)
+        samples = list(format_contract.stored_samples(dataset))
+        assert len(samples) == PICTURES
+        for path, sample in samples:
+            mask = decode_mask(sample, path)
             check_labels(sample.pixels(path)[..., 0], mask, 4 if name == "shards" else 32)
-            if name == "webdataset":
-                with tarfile.open(path) as tar:
-                    png = tar.extractfile(f"{sample.id:08}.mask.png")
-                    assert png is not None
-                    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png.read()))), mask)
-            elif name == "shards" and fit == "crop":
-                tensors = safetensors.numpy.load_file(path)
-                assert np.array_equal(tensors["masks"][tensors["ids"] == sample.id], [mask])
         assert verify(dataset.path) == []
         assert verify_deep(dataset.path, trees.photos, workers=0).problems == ()
     assert verify_across([tmp_path / name for name in FORMATS]) == []
 
 
+def test_tarfile_reads_the_masks_of_webdataset(trees: Trees, tmp_path: Path) -> None:
+    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "webdataset")):
+        with tarfile.open(path) as tar:
+            png = tar.extractfile(f"{sample.id:08}.mask.png")
+            assert png is not None
+            mask = np.asarray(Image.open(io.BytesIO(png.read())))
+        assert np.array_equal(mask, decode_mask(sample, path))
+
+
+def test_safetensors_reads_the_masks_of_shards(trees: Trees, tmp_path: Path) -> None:
+    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "shards", fit="crop")):
+        tensors = safetensors.numpy.load_file(path)
+        mask = decode_mask(sample, path)
+        assert np.array_equal(tensors["masks"][tensors["ids"] == sample.id], [mask])
+
+
 NAMES = {
     "a/00.png": "a/00.PNG",
-    "a/02.png": "a/02.png.png",  # as annotation tools append theirs
+    "a/02.png": "a/02.png.png",  # annotation tools append their extension
     "a/04.png": "a/04.png.Png",
     "b/03.tif": "b/03.TIFF",
     "b/07.tif": "b/07.tiff",
     "b/11.tif": "b/11.png.TIF",
 }
 OTHERS = ("a/00.gif", "a/02.png.gif", "a/06.txt", "a/06.png.jpg", "a/006.png", "a/06_mask.png", "a/06.0.png")
-"""Files that belong to no picture, or whose picture has a mask of a likelier name."""
+"""Files of no picture, or of a picture that has a mask of a likelier name."""
 
 
-def test_masks_are_found_under_the_names_that_tools_give(trees: Trees, tmp_path: Path) -> None:
-    """And a folder where all are called otherwise is refused, with what it would take."""
+def test_convert_finds_masks_under_the_names_that_tools_give(trees: Trees, tmp_path: Path) -> None:
     copy = Trees(trees.photos, Path(shutil.copytree(trees.masks, tmp_path / "masks")))
     for name, other in NAMES.items():
         (copy.masks / name).rename(copy.masks / other)
     for name in OTHERS:
         (copy.masks / name).touch()
-    found, usual = (
-        make(each, tmp_path / name, "shards") for each, name in ((copy, "found"), (trees, "usual"))
-    )
-    assert found.manifest.rejected == ()
-    assert found.read_index().mask_checksums.tolist() == usual.read_index().mask_checksums.tolist()  # type: ignore[union-attr]
-    assert verify_deep(found.path, trees.photos, workers=0).problems == ()
+    renamed, usual = make(copy, tmp_path / "renamed", "shards"), make(trees, tmp_path / "usual", "shards")
+    assert renamed.manifest.rejected == ()
+    assert renamed.read_index().mask_checksums.tolist() == usual.read_index().mask_checksums.tolist()  # type: ignore[union-attr]
+    assert verify_deep(renamed.path, trees.photos, workers=0).problems == ()
+
+
+def test_convert_refuses_masks_of_unknown_names(trees: Trees, tmp_path: Path) -> None:
+    copy = Trees(trees.photos, Path(shutil.copytree(trees.masks, tmp_path / "masks")))
     for path in copy.masks.glob("*/*"):
         path.rename(path.with_name(f"{path.stem}_labels{path.suffix}"))
     with pytest.raises(SourceError, match=r"a/00\.png.*--mask COLUMN"):
         make(copy, tmp_path / "none", "shards")
 
 
-SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a/00": (lambda path: path.unlink(), "has no mask .*masks/a/00.png"),
     "a/04": (lambda path: Image.new("L", (30, 40)).save(path), "a/04.png has 30x40 pixels, .* 40x40"),
     "a/08": (lambda path: Image.new("RGB", (40, 40)).save(path), "mode RGB; expected a PNG"),
@@ -109,18 +117,22 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-def test_a_picture_without_a_mask_of_its_own_is_a_reject(trees: Trees, tmp_path: Path) -> None:
-    """And another mask of a picture that stays is found in depth."""
+def test_convert_rejects_pictures_without_a_valid_mask(trees: Trees, tmp_path: Path) -> None:
     copy = Trees(trees.photos, Path(shutil.copytree(trees.masks, tmp_path / "masks")))
-    for name, (spoil_it, _) in SPOILT.items():
-        spoil_it(next(copy.masks.glob(f"{name}.*")))
+    for name, (damage, _) in DAMAGES.items():
+        damage(next(copy.masks.glob(f"{name}.*")))
     dataset = make(copy, tmp_path / "out", "shards")
     reasons = {rejected.path.partition(".")[0]: rejected.reason for rejected in dataset.manifest.rejected}
-    assert reasons.keys() == SPOILT.keys()
-    for name, (_, reason) in SPOILT.items():
+    assert reasons.keys() == DAMAGES.keys()
+    for name, (_, reason) in DAMAGES.items():
         assert re.search(reason, reasons[name])
         assert "\n" not in reasons[name]
     assert verify_deep(dataset.path, trees.photos, workers=0).problems == ()
+
+
+def test_verify_deep_finds_a_mask_that_changed_in_the_source(trees: Trees, tmp_path: Path) -> None:
+    copy = Trees(trees.photos, Path(shutil.copytree(trees.masks, tmp_path / "masks")))
+    dataset = make(copy, tmp_path / "out", "shards")
     labels = np.array(Image.open(copy.masks / "a/02.png"))
     labels[20:30, 20:30] ^= 1
     Image.fromarray(labels).save(copy.masks / "a/02.png")
@@ -128,15 +140,15 @@ def test_a_picture_without_a_mask_of_its_own_is_a_reject(trees: Trees, tmp_path:
     assert "(a/02.png) has a mask that differs from its source's" in problem
 
 
-def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["missing", "empty", "the pictures' own"])
+def test_convert_refuses_a_folder_without_masks(name: str, trees: Trees, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder, said in (
-        (tmp_path / "none", "no folder of masks"),
-        (tmp_path / "empty", r"none of its pictures has a mask; the first would be .*a/00.png"),
-        (trees.photos, "is the folder of the pictures"),
-    ):
-        with pytest.raises(SourceError, match=said):
-            make(Trees(trees.photos, folder), tmp_path / "out", "shards")
+    folder = trees.photos if name == "the pictures' own" else tmp_path / name
+    with pytest.raises(SourceError, match=str(folder)):
+        make(Trees(trees.photos, folder), tmp_path / "out", "shards")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(SettingError, match="overlap"):
+
+
+def test_convert_refuses_a_destination_inside_the_masks(trees: Trees) -> None:
+    with pytest.raises(SettingError, match=str(trees.masks)):
         make(trees, trees.masks / "out", "shards")

@@ -10,7 +10,7 @@ from precache import Recipe, SourceOptions, convert, export, open_dataset, verif
 from precache.dataset.boxes import scale_and_offset
 from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 from tests.precache.sources.archives import read_shards, scan_of
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import write_spot_table
@@ -141,7 +141,7 @@ def test_boxes_and_masks_stay_on_their_objects(tmp_path: Path, second: dict[str,
     dataset = open_dataset(tmp_path / "second")
     index, rendering = dataset.read_index(), dataset.manifest.recipe.rendering
     assert dataset.manifest.source_options["boxes"] == "box"
-    ((_, sample),) = stored(dataset)
+    ((_, sample),) = stored_samples(dataset)
     x_scale, y_scale, x, y = scale_and_offset(*index.source_sizes[0].tolist(), rendering)
     box = index.fields["box"].array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
     bright = sample.pixels("")[..., 0] > 127

@@ -1,4 +1,4 @@
-"""Files of datasets at URLs, kept on this machine: fetched once, whole, and never in the way of anybody."""
+"""Cached files of datasets at URLs are fetched once and whole, and files in use or of others are kept."""
 
 import os
 import pickle
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,13 +28,12 @@ SHARD_BYTES = 100_000
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage that does not answer is given up soon."""
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "1")
 
 
 def put(url: Url, count: int = 6) -> list[FileEntry]:
-    """So many files at the URL, as a manifest names them."""
+    """Put so many files at the URL, and return their entries."""
     entries, random = [], np.random.default_rng(len(str(url)))
     for number in range(count):
         content = random.bytes(SHARD_BYTES)
@@ -42,160 +42,194 @@ def put(url: Url, count: int = 6) -> list[FileEntry]:
     return entries
 
 
-def cached(url: Url, folder: Path, shards: float | None = None) -> CachedFiles:
-    """One whose cache holds so many files."""
+def make_cache(url: Url, folder: Path, shards: float | None = None) -> CachedFiles:
+    """Make a cache for the dataset at a URL that holds so many of its files."""
     max_bytes = None if shards is None else int(shards * SHARD_BYTES)
     return CachedFiles(url, f"digest-{url.name}", Cache(folder=folder, bytes=max_bytes))
 
 
-def fetch(read: CachedFiles, *files: FileEntry) -> None:
+def fetch(cache: CachedFiles, *files: FileEntry) -> None:
     for number, file in enumerate(files):
-        with read.local_file(file) as path:
+        with cache.local_file(file) as path:
             assert crc32c_file(path) == file.crc32c
-        os.utime(path, (number, number))  # as old as that: the clock of a file system is not a fine one
+        os.utime(path, (number, number))  # the file system's own times may be too coarse for their order
 
 
-def names(read: CachedFiles) -> list[str]:
-    """Of the files that it has."""
-    return sorted(path.name for path in read.folder.iterdir() if not path.name.startswith("."))
+def cached_names(cache: CachedFiles) -> list[str]:
+    return sorted(path.name for path in cache.folder.iterdir() if not path.name.startswith("."))
 
 
-def in_work(read: CachedFiles) -> list[Path]:
+def incomplete_files(cache: CachedFiles) -> list[Path]:
     """Files that are being fetched, or were when their process was killed."""
-    return list(read.folder.glob(".*.fetching"))
+    return list(cache.folder.glob(".*.fetching"))
 
 
-def gets(storage: Storage) -> Counter[str]:
+def count_gets(storage: Storage) -> Counter[str]:
     return Counter(seen.path.rpartition("/")[2] for seen in storage.seen if seen.method == "GET")
 
 
-def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Path) -> None:
+def test_cache_keeps_files_in_use_though_they_exceed_its_size(bucket: Url, tmp_path: Path) -> None:
     files = put(bucket / "a", 4)
-    read = cached(bucket / "a", tmp_path, shards=2)
-    theirs = [tmp_path / "photos/a.jpg", tmp_path / "digest-b/s-0"]
-    for path in theirs:
+    cache = make_cache(bucket / "a", tmp_path, shards=2)
+    with ExitStack() as stack:
+        paths = [stack.enter_context(cache.local_file(file)) for file in files[:3]]
+        assert [crc32c_file(path) for path in paths] == [file.crc32c for file in files[:3]]
+    fetch(cache, files[3])
+    assert len(cached_names(cache)) == 2
+
+
+@pytest.fixture
+def foreign_files(tmp_path: Path) -> list[Path]:
+    """Old and large files of the user's in the folder of the cache, one in that of dataset b."""
+    paths = [tmp_path / "photos/a.jpg", tmp_path / "digest-b/s-0"]
+    for path in paths:
         path.parent.mkdir()
         path.write_bytes(bytes(3 * SHARD_BYTES))
         os.utime(path, (0, 0))
-    with ExitStack() as stack:
-        paths = [stack.enter_context(read.local_file(file)) for file in files[:3]]  # more than fit
-        assert [crc32c_file(path) for path in paths] == [file.crc32c for file in files[:3]]
-    fetch(read, files[3])
-    assert len(names(read)) == 2
-    assert all(path.stat().st_size == 3 * SHARD_BYTES for path in theirs)
-    with pytest.raises(SettingError, match=r"digest-b: holds s-0, which was not fetched"):
-        cached(bucket / "b", tmp_path)
+    return paths
+
+
+def test_cache_removes_only_files_of_marked_folders(
+    foreign_files: list[Path], bucket: Url, tmp_path: Path
+) -> None:
+    files = put(bucket / "a", 4)
+    cache = make_cache(bucket / "a", tmp_path, shards=2)
+    fetch(cache, *files)
+    assert len(cached_names(cache)) == 2
+    assert all(path.stat().st_size == 3 * SHARD_BYTES for path in foreign_files)
+
+
+def test_cache_refuses_a_folder_with_other_files(
+    foreign_files: list[Path], bucket: Url, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match="s-0", check=lambda error: error.path == tmp_path / "digest-b"):
+        make_cache(bucket / "b", tmp_path)
 
 
 @pytest.mark.parametrize("claimed", [SHARD_BYTES + 1, 2 * SHARD_BYTES, 2**50, 2**62])
 def test_cache_removes_nothing_for_an_object_of_another_size(
     claimed: int, bucket: Url, tmp_path: Path
 ) -> None:
-    """A manifest may be a stranger's; what is kept of other datasets stays."""
-    honest, forged = (cached(bucket / name, tmp_path, shards=2) for name in "ab")
+    """Keep the files of another dataset although a forged manifest states a size that would displace them."""
+    honest, forged = (make_cache(bucket / name, tmp_path, shards=2) for name in "ab")
     fetch(honest, *put(bucket / "a", 2))
     (entry,) = put(bucket / "b", 1)
-    lie = FileEntry(entry.name, claimed, entry.crc32c)
+    forged_entry = FileEntry(entry.name, claimed, entry.crc32c)
     with (
-        pytest.raises(StorageError, match=f"{bucket / 'b'}/s-0: expected {claimed:,} bytes"),
-        forged.local_file(lie),
+        pytest.raises(StorageError, match=f"{claimed:,}", check=lambda error: error.path == bucket / "b/s-0"),
+        forged.local_file(forged_entry),
     ):
         pass
+    assert cached_names(honest) == ["s-0", "s-1"]
+    assert cached_names(forged) == [] == incomplete_files(forged)
+
+
+@pytest.mark.parametrize("claimed", [SHARD_BYTES + 1, 2 * SHARD_BYTES, 2**50, 2**62])
+def test_download_raises_for_an_object_of_another_size(claimed: int, bucket: Url, tmp_path: Path) -> None:
+    (entry,) = put(bucket, 1)
     with (
         open(tmp_path / "file", "wb") as file,
-        pytest.raises(StorageError, match=f"s-0: expected {claimed:,} "),
+        pytest.raises(StorageError, match=f"{claimed:,}", check=lambda error: error.path == bucket / "s-0"),
     ):
-        ObjectStore(bucket / "b").download(lie.name, file.fileno(), lie.bytes)
-    assert names(honest) == ["s-0", "s-1"]
-    assert names(forged) == [] == in_work(forged)
+        ObjectStore(bucket).download(entry.name, file.fileno(), claimed)
 
-
-# Several processes.
 
 FETCH = """
 import pickle, sys
 from precache.storage import crc32c_file
-read, files = pickle.loads(bytes.fromhex(sys.argv[1]))
+cache, files = pickle.loads(bytes.fromhex(sys.argv[1]))
 for file in files:
-    with read.local_file(file) as path:
+    with cache.local_file(file) as path:
         assert crc32c_file(path) == file.crc32c
 """
 
 
-def fetching_process(read: CachedFiles, files: list[FileEntry]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", FETCH, pickle.dumps((read, files)).hex()])
+def start_fetching_process(cache: CachedFiles, files: list[FileEntry]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", FETCH, pickle.dumps((cache, files)).hex()])
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.faults)])
-def test_processes_fetch_each_file_once_and_whole_also_where_one_is_killed(
+def test_processes_fetch_each_file_once_though_one_is_killed(
     kills: int, bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
-    """At any moment; what it was fetching is fetched again."""
+    """Fetch again only the file that the killed process was fetching."""
     files = put(bucket / "a", 8)
-    read = cached(bucket / "a", tmp_path)
+    cache = make_cache(bucket / "a", tmp_path)
     storage.latency_s = 0.02
     for delay_s in np.random.default_rng(7).uniform(0, 0.2, kills).tolist():
-        for path in read.folder.glob("*s-*"):
+        for path in cache.folder.glob("*s-*"):
             path.unlink()
         storage.seen.clear()
-        processes = [fetching_process(read, files[order:] + files[:order]) for order in (0, 1, 4)]
-        until(lambda: list(read.folder.glob("*s-*")))
+        orders = [files[first:] + files[:first] for first in (0, 1, 4)]
+        processes = [start_fetching_process(cache, order) for order in orders]
+        wait_until(lambda: list(cache.folder.glob("*s-*")))
         time.sleep(delay_s)
         processes[0].kill()
         assert [process.wait(60) for process in processes[1:]] == [0] * 2
         processes[0].wait()
-        fetch(read, *files)
-        assert not in_work(read)
-        assert gets(storage).total() <= len(files) + 1
+        fetch(cache, *files)
+        assert not incomplete_files(cache)
+        assert count_gets(storage).total() <= len(files) + 1
 
 
-def until(happened: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + 20
-    while not happened():
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
 @contextmanager
-def fetching(read: CachedFiles, file: FileEntry) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is in the midst of fetching the file."""
-    process = fetching_process(read, [file])
+def fetching_process(cache: CachedFiles, file: FileEntry) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that is fetching the file, and kill it at the end."""
+    process = start_fetching_process(cache, [file])
     try:
-        until(lambda: in_work(read))
+        wait_until(lambda: incomplete_files(cache))
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def test_who_waits_for_a_killed_process_goes_on_but_not_for_ever_for_a_stopped_one(
+def stall_s_0(seen: Any) -> str | None:
+    """Plan of a storage that stalls requests for the file s-0."""
+    return "stall" if seen.path.endswith("s-0") else None
+
+
+def test_fetch_continues_when_the_process_that_it_waits_for_is_killed(
     bucket: Url, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what a killed one was fetching makes room."""
     monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "30")
-    file, other = put(bucket / "a", 2)
-    read = cached(bucket / "a", tmp_path, shards=1)
-    storage.plan = lambda seen: "stall" if seen.path.endswith("s-0") else None
-    with fetching(read, file) as process:
-        waiting = threading.Thread(target=fetch, args=(read, file))
+    (file,) = put(bucket / "a", 1)
+    cache = make_cache(bucket / "a", tmp_path)
+    storage.plan = stall_s_0
+    with fetching_process(cache, file) as process:
+        waiting = threading.Thread(target=fetch, args=(cache, file))
         waiting.start()
         time.sleep(0.1)
         assert waiting.is_alive()
-        assert len(in_work(read)) == 1
+        assert len(incomplete_files(cache)) == 1
         storage.plan = lambda seen: None
         process.kill()
         waiting.join(30)
     assert not waiting.is_alive()
-    assert (names(read), in_work(read)) == (["s-0"], [])
-    read.forget("s-0")
-    storage.plan = lambda seen: "stall" if seen.path.endswith("s-0") else None
-    storage.faults.clear()
-    with fetching(read, file) as process:
-        until(lambda: storage.faults["stall"] > 0)  # it has asked: not between a new file and its lock
+    assert (cached_names(cache), incomplete_files(cache)) == (["s-0"], [])
+
+
+def test_fetch_raises_when_the_process_that_it_waits_for_is_stopped(
+    bucket: Url, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Remove what the stopped process has left once it is killed and its room is needed."""
+    monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "30")
+    file, other = put(bucket / "a", 2)
+    cache = make_cache(bucket / "a", tmp_path, shards=1)
+    storage.plan = stall_s_0
+    with fetching_process(cache, file) as process:
+        wait_until(lambda: storage.faults["stall"] > 0)  # so that it has locked the new file
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "0.3")
-        with pytest.raises(StorageError, match=r"s-0.fetching: another download has been stuck for"):
-            fetch(cached(bucket / "a", tmp_path), file)
-    assert in_work(read)
-    fetch(read, other)
-    assert not in_work(read)
+        with pytest.raises(StorageError, check=lambda error: error.path == incomplete_files(cache)[0]):
+            fetch(make_cache(bucket / "a", tmp_path), file)
+    assert incomplete_files(cache)
+    fetch(cache, other)
+    assert not incomplete_files(cache)

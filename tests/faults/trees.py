@@ -1,4 +1,4 @@
-"""The small tree that is attacked."""
+"""The small tree of pictures that attacks convert and read."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ _SHAPES = [(16, 16), (24, 18), (20, 32), (17, 16), (32, 20), (16, 30)]
 
 
 def make_tree(tree: Path, pictures: int = 12) -> None:
-    """Pictures of 16 to 32 pixels a side in 3 classes, one that is none, and a file beside them."""
-    random_bytes = np.random.default_rng(7)
+    """Write pictures of 16 to 32 pixels a side in 3 classes, one broken picture, and a text file."""
+    rng = np.random.default_rng(7)
     for number in range(pictures):
         folder = tree / f"{number % 3:03}.class"
         folder.mkdir(parents=True, exist_ok=True)
         width, height = _SHAPES[number % len(_SHAPES)]
-        pixels = random_bytes.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), np.uint8)
+        pixels = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), np.uint8)
         image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
         if number == 4:
             image.convert("L").save(folder / "4.png")

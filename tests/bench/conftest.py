@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from loaders.examples.models import MODELS
 from precache.cli import commandline
-from tests.bench.squares import Squares, make
+from tests.bench.squares import TINY_MODELS, Squares, make
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -20,6 +21,13 @@ def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             f"bench.{module}.run_in_process", lambda function, *arguments: function(*arguments)
         )
+
+
+@pytest.fixture
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the model `tiny` of `tests.bench.squares` for the duration of a test."""
+    for name, model in TINY_MODELS.items():
+        monkeypatch.setitem(MODELS, name, model)
 
 
 @pytest.fixture(scope="session")

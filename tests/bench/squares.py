@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -32,10 +33,19 @@ def tiny(classes: int) -> nn.Module:
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
 
 
-MODELS["tiny"] = Model(make=tiny, lr=0.1)
-TINY = TrainingRecipe(
-    model="tiny", size=16, epochs=5, batch_size=8, lr=0.1, amp="off", device=torch.device("cpu"), workers=0
-)
+# registered by the fixture `tiny_model` alone: the help of commands lists MODELS
+TINY_MODELS = {"tiny": Model(make=tiny, lr=0.1)}
+with mock.patch.dict(MODELS, TINY_MODELS):
+    TINY = TrainingRecipe(
+        model="tiny",
+        size=16,
+        epochs=5,
+        batch_size=8,
+        lr=0.1,
+        amp="off",
+        device=torch.device("cpu"),
+        workers=0,
+    )
 
 
 def draw_tree(folder: Path) -> None:

@@ -17,6 +17,8 @@ from precache.errors import DatasetError
 from precache.reporting import no_progress
 from tests.bench.squares import TINY, TRAIN, VAL, Squares
 
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
 
 def test_all_sources_serve_the_training_pictures_in_equal_batches(squares: Squares) -> None:
     sources = squares.sources("imagefolder", "ours=shards", "pytorch", "device=shards,augment=device")

@@ -49,11 +49,13 @@ def test_the_trainer_none_drops_batches() -> None:
     assert isinstance(make_trainer("none", CPU, 10), NullTrainer)
 
 
+@pytest.mark.usefixtures("tiny_model")
 def test_a_loader_serves_the_precision_of_the_trainer(converted: dict[str, Path]) -> None:
     settings = quick(trainer=TINY.model, amp="bf16").for_loader("shards", converted["shards"], 5)
     assert measure(settings).facts["shapes"] == "3x32x32 torch.bfloat16"
 
 
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.parametrize(("amp", "dtype"), [("fp16", torch.float16), ("off", torch.float32)])
 def test_a_model_computes_in_the_chosen_precision(amp: str, dtype: torch.dtype) -> None:
     trainer = ModelTrainer(TINY.model, CPU, 2, amp)

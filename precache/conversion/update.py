@@ -87,7 +87,7 @@ class KnownPictures:
         rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
         path_of = {picture.id: os.fsencode(picture.path) for picture in manifest.rejected}
         pairs = zip(rows.tolist(), ids[order].tolist(), strict=True)
-        paths = (path_of[id_] if row < 0 else index["paths"].array(row).tobytes() for row, id_ in pairs)
+        paths = (path_of[id_] if row < 0 else index["paths"].row_array(row).tobytes() for row, id_ in pairs)
         number_of = {key: number for number, key in enumerate(_keys(paths))}
         table = manifest.shards
         split_of = np.repeat(table.splits, table.samples)

@@ -352,7 +352,7 @@ class _Comparison:
         The target and fields in the index equal those of the source, see `_match_scan`.
         """
         width, height = task.index.source_sizes[row].tolist()
-        target = None if task.index.targets is None else task.index.targets.value(row)
+        target = None if task.index.targets is None else task.index.targets.row_value(row)
         fields = columns.row_values(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):

@@ -191,7 +191,7 @@ class Column:
         values: list[Any] = self.values.tolist()
         return values
 
-    def at(self, rows: Rows) -> "Column":
+    def view_rows(self, rows: Rows) -> "Column":
         """Make a column of these rows over the same arrays; reads and copies nothing."""
         return Column(self._values, self._ends, rows_at(self._rows, rows))
 
@@ -226,7 +226,7 @@ class Column:
             return rows
         return slice(rows.start, rows.stop) if rows.step == 1 else np.array(rows, np.int64)
 
-    def array(self, row: int) -> npt.NDArray[Any]:
+    def row_array(self, row: int) -> npt.NDArray[Any]:
         """Numbers of one row, of shape [], [k] or [m, ...]; the UTF-8 bytes of a text."""
         index = int(self._array_index(row))
         if self._ends is None:
@@ -234,9 +234,9 @@ class Column:
         start = int(self._ends[index - 1]) if index else 0
         return self._values[start : int(self._ends[index])]
 
-    def value(self, row: int) -> Any:
+    def row_value(self, row: int) -> Any:
         """Value of one row as JSON has it: int, float, str or lists."""
-        array = self.array(row)
+        array = self.row_array(row)
         return array.tobytes().decode() if self.kind == "text" else array.tolist()
 
     def differs_in_kind(self, other: "Column") -> bool:
@@ -294,7 +294,7 @@ def select_rows(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[s
 
 def row_values(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     """Value of each column in one row, as JSON has it, sorted by name so that written bytes do not vary."""
-    return {name: columns[name].value(row) for name in sorted(columns)}
+    return {name: columns[name].row_value(row) for name in sorted(columns)}
 
 
 def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:

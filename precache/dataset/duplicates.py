@@ -92,7 +92,7 @@ def _label_numbers(index: SampleIndex, rows: Ints) -> Ints:
     targets = index.targets.select(rows)
     labels = []
     for row in range(len(rows)):
-        target = targets.array(row)
+        target = targets.row_array(row)
         content = (target if targets.ends is None else np.unique(target)).tobytes()
         labels.append(numbers.setdefault(content, len(numbers)))
     return np.array(labels, np.int64)
@@ -119,5 +119,5 @@ def _label_text(index: SampleIndex, row: int, classes: Sequence[str]) -> str:
     label, targets = int(index.labels[row]), index.targets
     if targets is None:
         return classes[label] if label >= 0 else ""
-    values = np.ravel(targets.array(row)).tolist()
+    values = np.ravel(targets.row_array(row)).tolist()
     return ";".join(str(value) if targets.ends is None else classes[value] for value in values)

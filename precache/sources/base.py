@@ -192,7 +192,7 @@ class Samples(Sequence[SampleRef]):
             int(self.modified_ns[index]),
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
-            None if self.targets is None else self.targets.value(index),
+            None if self.targets is None else self.targets.row_value(index),
             columns.row_values(self.fields, index) if self.fields else {},
         )
 

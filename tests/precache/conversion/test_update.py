@@ -255,8 +255,8 @@ def served_rows(out: Path) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for number, (shard, row, sample) in enumerate(samples):
         if index.served[number]:
-            fields = [column.value(number) for column in index.fields.values()]
-            target: Any = None if index.targets is None else index.targets.value(number)
+            fields = [column.row_value(number) for column in index.fields.values()]
+            target: Any = None if index.targets is None else index.targets.row_value(number)
             if manifest.target == "classes":
                 target = {manifest.classes[label] for label in target}
             elif manifest.target == "class":

@@ -37,8 +37,8 @@ def test_converting_again_keeps_ids_targets_fields_and_splits(tmp_path: Path) ->
             assert sorted(index.ids.tolist()) == ids
             assert index.targets is not None
             for row, number in enumerate(index.ids.tolist()):
-                assert index.fields["caption"].value(row) == f"n° {number}"
-                assert sorted(index.targets.value(row)) == sorted({number % 3, 2})
+                assert index.fields["caption"].row_value(row) == f"n° {number}"
+                assert sorted(index.targets.row_value(row)) == sorted({number % 3, 2})
         assert not verify_deep(tmp_path / name, source, workers=0).problems
         source = tmp_path / name
 
@@ -143,7 +143,7 @@ def test_boxes_and_masks_stay_on_their_objects(tmp_path: Path, second: dict[str,
     assert dataset.manifest.source_options["boxes"] == "box"
     ((_, sample),) = stored_samples(dataset)
     x_scale, y_scale, x, y = scale_and_offset(*index.source_sizes[0].tolist(), rendering)
-    box = index.fields["box"].array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
+    box = index.fields["box"].row_array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
     bright = sample.pixels("")[..., 0] > 127
     rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
     assert np.allclose(box, (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1), atol=1)

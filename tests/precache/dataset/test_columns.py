@@ -89,3 +89,23 @@ def test_equal_rows_compares_row_by_row(name: str) -> None:
 def test_equal_rows_of_no_rows_is_empty(name: str) -> None:
     empty = Column.from_values(VALUES[name][0]).select(np.empty(0, np.int64))
     assert empty.equal_rows(empty).tolist() == []
+
+
+@pytest.mark.parametrize("rows", [None, range(1, 3), np.array([2, 0])])
+def test_array_of_a_column_copies_as_asked(rows: Rows | None) -> None:
+    """True copies, None copies where it has to, and False raises there."""
+    whole = np.array([3, 0, -7])
+    column = Column(whole, rows=rows)
+    expected = whole if rows is None else whole[rows]
+    for copy in (None, True):
+        assert np.array_equal(column.__array__(copy=copy), expected)
+    assert not np.shares_memory(column.__array__(copy=True), whole)
+    assert column.__array__(np.float32).dtype == np.float32
+    if isinstance(rows, np.ndarray):
+        with pytest.raises(ValueError, match="copy"):
+            column.__array__(copy=False)
+        return
+    for copy in (None, False):
+        assert np.shares_memory(column.__array__(copy=copy), whole)
+    with pytest.raises(ValueError, match="copy"):
+        column.__array__(np.float32, copy=False)

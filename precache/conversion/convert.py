@@ -100,7 +100,14 @@ from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.base import (
+    UNREADABLE,
+    Samples,
+    Scan,
+    check_no_overlap,
+    prepare_scan,
+    warn_of_undecodable,
+)
 from precache.sources.masks import mask_reader
 from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
@@ -334,7 +341,7 @@ def _update(job: _Job, destination: Path) -> Conversion:
         job,
         scan=update.difference.scan,
         plan=update.plan,
-        target=update.target,
+        target=update.journal_target,
         rejected=update.rejected,
     )
     return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
@@ -455,7 +462,7 @@ class _DatasetContents:
         shards: shards that hold samples.
         statistics: statistics of each split whose pixels are all known.
         rejected: rejected pictures of the source, in any order.
-        source_checksums: uint64 [n] for the samples of the scan; 0 for a picture that was not read.
+        source_checksums: uint64 [n] for the samples of the scan; UNREADABLE for pictures not read.
         made_by: versions of the software that wrote its first shards.
         next_id: an id greater than all that were ever used.
         updates: the updates so far.
@@ -482,7 +489,7 @@ def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _DatasetContents:
     }
     rejected = list(chain.from_iterable(shard.rejected for shard in shards))
     filled = [shard for shard in shards if shard.entry.samples]
-    checksums = np.zeros(len(samples), np.uint64)
+    checksums = np.full(len(samples), UNREADABLE, np.uint64)
     checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
     return _DatasetContents(
         index=_make_index(samples, rows, columns, rejected, recipe),
@@ -499,7 +506,7 @@ def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetCont
     """Append the samples of an update to those of the dataset, and mark those that are gone as removed."""
     before, difference = update.dataset.manifest, update.difference
     known = difference.known
-    gone_rows = known.rows[difference.removed]
+    gone_rows = known.index_rows[difference.removed_positions]
     gone_rows = gone_rows[gone_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
     removed = ~known.index.served
     removed[gone_rows] = True
@@ -508,8 +515,9 @@ def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetCont
         flags = np.concatenate((removed, np.zeros(len(added.index), np.bool_)))
         index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
     checksums = added.source_checksums.copy()
-    checksums[difference.unchanged] = difference.state.checksums[difference.unchanged_known]
-    this_update = Update(len(added.index), len(gone_rows), update.target.made_by)
+    unchanged = difference.unchanged
+    checksums[unchanged.scan_rows] = known.state.checksums[unchanged.known_positions]
+    this_update = Update(len(added.index), len(gone_rows), update.journal_target.made_by)
     return _DatasetContents(
         index=index,
         shards=[*before.shards, *added.shards],

@@ -506,7 +506,7 @@ def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetCont
     """Append the samples of an update to those of the dataset, and mark those that are gone as removed."""
     before, difference = update.dataset.manifest, update.difference
     known = difference.known
-    index_rows = known.index_rows[difference.removed_positions]
+    index_rows = known.index_rows[difference.removed_known_positions]
     removed_rows = index_rows[index_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
     is_removed = ~known.index.served
     is_removed[removed_rows] = True

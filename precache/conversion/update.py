@@ -138,7 +138,7 @@ class Difference:
         unchanged: pictures that have not changed.
         new_scan_rows: int64 [a], rows of the scan's samples that are new or changed, in the order of their
             paths.
-        removed_positions: int64 [r], positions in `known` of pictures that are gone or changed.
+        removed_known_positions: int64 [r], positions in `known` of pictures that are gone or changed.
         next_id: the id that follows those of the new pictures.
     """
 
@@ -146,11 +146,11 @@ class Difference:
     known: KnownPictures
     unchanged: Matches
     new_scan_rows: Ints
-    removed_positions: Ints
+    removed_known_positions: Ints
     next_id: int
 
     def __bool__(self) -> bool:
-        return len(self.new_scan_rows) > 0 or len(self.removed_positions) > 0
+        return len(self.new_scan_rows) > 0 or len(self.removed_known_positions) > 0
 
 
 def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> Difference:
@@ -185,7 +185,7 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
         changed_scan_rows = list(_scan_rows_to_convert_again(dataset, known, scan, unchanged))
         unchanged = unchanged[~np.isin(unchanged.scan_rows, changed_scan_rows)]
         unchanged = unchanged[_have_same_masks(dataset, known, scan, unchanged)]
-    removed_positions = np.setdiff1d(np.arange(len(known.ids)), unchanged.known_positions)
+    removed_known_positions = np.setdiff1d(np.arange(len(known.ids)), unchanged.known_positions)
     new_scan_rows = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), unchanged.scan_rows))
 
     highest_id = int(max(known.ids.max(initial=-1), samples.ids[can_take_id].max(initial=-1)))
@@ -199,7 +199,7 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
         known=known,
         unchanged=unchanged,
         new_scan_rows=new_scan_rows,
-        removed_positions=removed_positions,
+        removed_known_positions=removed_known_positions,
         next_id=first_new_id + len(renumbered),
     )
 
@@ -430,7 +430,7 @@ def prepare_update(
 def _digest(dataset: ConvertedDataset, difference: Difference) -> str:
     """Return the SHA-256 (hex) over an update's dataset and source, and the pictures that changed."""
     digest = hashlib.sha256(f"{dataset.digest} {difference.scan.digest}".encode())
-    for positions in (difference.new_scan_rows, difference.removed_positions):
+    for positions in (difference.new_scan_rows, difference.removed_known_positions):
         digest.update(repr(positions.tolist()).encode())
     return digest.hexdigest()
 

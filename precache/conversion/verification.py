@@ -241,7 +241,7 @@ def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]
     samples = difference.scan.samples
     ignored = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
     missing = sum(samples[row].path not in ignored for row in difference.new_scan_rows.tolist())
-    removed = len(difference.removed_positions)
+    removed = len(difference.removed_known_positions)
     if missing or removed:
         raise DatasetError(
             f"was not made from {scan.root}, or that changed since: {quantity(missing, 'picture')} of "

@@ -307,7 +307,7 @@ class SplitData:
         digest = hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest()
         return replace(
             self,
-            index=self.index.at(positions),
+            index=self.index.view_rows(positions),
             shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
             files=files,
             digest=digest,
@@ -349,7 +349,7 @@ class SplitData:
         """Return each sample's label: a class, a list of classes, a number, or a list of numbers."""
         if (targets := self.index.targets) is None:
             return list(self.labels.tolist())
-        return [targets.value(row) for row in range(len(targets))]
+        return [targets.row_value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
         """Return height and width of the stored pictures at `positions`, int64 [n, 2]."""

@@ -365,7 +365,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         assert self._data is not None
         if (targets := self._data.index.targets) is None:
             return int(self._data.labels[position])
-        return targets.value(position)
+        return targets.row_value(position)
 
     def _to_tensor(self, label: Any) -> Any:
         """Return the label in the form of a batch, see `loaders.transfer`; a single class stays an int."""

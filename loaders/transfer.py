@@ -311,7 +311,7 @@ class FieldReader:
                 served_boxes, kept_numbers = [], []
                 for row in range(len(rows)):
                     crop, is_mirrored = boxes[row].tolist(), bool(mirrored[row])
-                    sample_boxes, numbers = self._crop_boxes(stored.array(row), crop, is_mirrored)
+                    sample_boxes, numbers = self._crop_boxes(stored.row_array(row), crop, is_mirrored)
                     served_boxes.append(sample_boxes)
                     kept_numbers.append(numbers)
                 fields[name] = served_boxes
@@ -436,7 +436,7 @@ def field_values(column: Column, positions: Positions) -> torch.Tensor | list[An
     """Return the values of samples in the form that the module describes, in memory of their own."""
     selected = column.select(positions)
     if selected.kind == "text":
-        return [selected.value(row) for row in range(len(selected))]
+        return [selected.row_value(row) for row in range(len(selected))]
     if selected.ends is None:
         return torch.from_numpy(selected.values)
-    return [torch.from_numpy(selected.array(row)) for row in range(len(selected))]
+    return [torch.from_numpy(selected.row_array(row)) for row in range(len(selected))]

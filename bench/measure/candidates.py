@@ -232,7 +232,7 @@ def _link_pictures(tree: SplitData, rows: Rows, folder: Path) -> SplitData:
     return replace(
         tree,
         path=folder,
-        index=tree.index.at(rows),
+        index=tree.index.view_rows(rows),
         files=tuple(files),
         shard_samples=np.array([len(rows)]),
         digest=hashlib.sha256(identity.encode()).hexdigest(),

@@ -100,7 +100,14 @@ from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.base import (
+    UNREADABLE,
+    Samples,
+    Scan,
+    check_no_overlap,
+    prepare_scan,
+    warn_of_undecodable,
+)
 from precache.sources.masks import mask_reader
 from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
@@ -334,7 +341,7 @@ def _update(job: _Job, destination: Path) -> Conversion:
         job,
         scan=update.difference.scan,
         plan=update.plan,
-        target=update.target,
+        target=update.journal_target,
         rejected=update.rejected,
     )
     return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
@@ -455,7 +462,7 @@ class _DatasetContents:
         shards: shards that hold samples.
         statistics: statistics of each split whose pixels are all known.
         rejected: rejected pictures of the source, in any order.
-        source_checksums: uint64 [n] for the samples of the scan; 0 for a picture that was not read.
+        source_checksums: uint64 [n] for the samples of the scan; UNREADABLE for pictures not read.
         made_by: versions of the software that wrote its first shards.
         next_id: an id greater than all that were ever used.
         updates: the updates so far.
@@ -475,17 +482,17 @@ def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _DatasetContents:
     """Combine the scan with the written shards, by name, into the contents of a dataset."""
     samples, recipe = job.scan.samples, job.plan.recipe
     shards = [written[shard.name] for shard in job.plan.shards]
-    rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in job.plan.shards)])
+    scan_rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in job.plan.shards)])
     columns = {
         name: np.concatenate([shard.columns[name] for shard in shards])
         for name in (shards[0].columns if shards else ())
     }
     rejected = list(chain.from_iterable(shard.rejected for shard in shards))
     filled = [shard for shard in shards if shard.entry.samples]
-    checksums = np.zeros(len(samples), np.uint64)
-    checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
+    checksums = np.full(len(samples), UNREADABLE, np.uint64)
+    checksums[scan_rows] = columns.get(SOURCE_CHECKSUMS, ())
     return _DatasetContents(
-        index=_make_index(samples, rows, columns, rejected, recipe),
+        index=_make_index(samples, scan_rows, columns, rejected, recipe),
         shards=[shard.entry for shard in filled],
         statistics=statistics_by_split(((shard.entry.split, shard.sums) for shard in filled), recipe.dtype),
         rejected=rejected,
@@ -499,17 +506,18 @@ def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetCont
     """Append the samples of an update to those of the dataset, and mark those that are gone as removed."""
     before, difference = update.dataset.manifest, update.difference
     known = difference.known
-    gone_rows = known.rows[difference.removed]
-    gone_rows = gone_rows[gone_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
-    removed = ~known.index.served
-    removed[gone_rows] = True
+    index_rows = known.index_rows[difference.removed_known_positions]
+    removed_rows = index_rows[index_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
+    is_removed = ~known.index.served
+    is_removed[removed_rows] = True
     index = known.index if not len(added.index) else known.index.join(added.index)
-    if removed.any():
-        flags = np.concatenate((removed, np.zeros(len(added.index), np.bool_)))
+    if is_removed.any():
+        flags = np.concatenate((is_removed, np.zeros(len(added.index), np.bool_)))
         index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
     checksums = added.source_checksums.copy()
-    checksums[difference.unchanged] = difference.state.checksums[difference.unchanged_known]
-    this_update = Update(len(added.index), len(gone_rows), update.target.made_by)
+    unchanged = difference.unchanged
+    checksums[unchanged.scan_rows] = known.state.checksums[unchanged.known_positions]
+    this_update = Update(len(added.index), len(removed_rows), update.journal_target.made_by)
     return _DatasetContents(
         index=index,
         shards=[*before.shards, *added.shards],
@@ -540,7 +548,7 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
     table = replace(table, largest=_largest_sizes(index, table))
     other_arrays = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
-    removed = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
+    removed_counts = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
     # ids are ranks in the scan, but for updates, and for a source that brings ids of its own
     has_own_ids = contents.updates or contents.next_id > scan.scanned
     manifest = Manifest(
@@ -561,7 +569,9 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
         statistics=contents.statistics,
         next_id=contents.next_id if has_own_ids else 0,
         updates=contents.updates,
-        removed={split: n for split, n in zip(table.split_names, removed, strict=True) if n},
+        removed={
+            split: count for split, count in zip(table.split_names, removed_counts, strict=True) if count
+        },
     )
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
@@ -569,11 +579,20 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
 
 
 def _make_index(
-    samples: Samples, rows: Ints, columns: Mapping[str, Array], rejected: Sequence[Rejected], recipe: Recipe
+    samples: Samples,
+    scan_rows: Ints,
+    columns: Mapping[str, Array],
+    rejected: Sequence[Rejected],
+    recipe: Recipe,
 ) -> SampleIndex:
-    """Return the index of the samples at `rows` that are not rejected, with the columns that were written."""
-    is_stored = ~np.isin(samples.ids[rows], [picture.id for picture in rejected])
-    scanned = samples.select(rows[is_stored])
+    """Return the index of the samples at `scan_rows` that are not rejected.
+
+    Args:
+        scan_rows: int64 [n], rows of `samples`, in stored order.
+        columns: values that writing the shards gave, by their names in the index.
+    """
+    is_stored = ~np.isin(samples.ids[scan_rows], [picture.id for picture in rejected])
+    scanned = samples.select(scan_rows[is_stored])
     index = {
         "ids": Column(scanned.ids),
         "labels": Column(scanned.labels),
@@ -615,8 +634,7 @@ def _largest_sizes(index: SampleIndex, table: ShardTable) -> Sizes | None:
     """Return int32 [shards, 2]: the greatest stored height and width in each shard; None if all are alike."""
     if index.shapes is None:
         return None
-    starts = np.cumsum(table.samples) - table.samples
-    return np.maximum.reduceat(index.shapes, starts, axis=0)
+    return np.maximum.reduceat(index.shapes, table.starts, axis=0)
 
 
 def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> None:

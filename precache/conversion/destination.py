@@ -287,7 +287,7 @@ def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     """Return the pictures whose content changed, for a `scan` that has the paths and sizes of `dataset`."""
     if dataset.manifest.updates:
         difference = compare(dataset, scan)
-        return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
+        return [scan.source.where(difference.scan.samples[row]) for row in difference.new_scan_rows.tolist()]
     state = dataset.read_source_state()
     rows = np.arange(len(scan.samples))
     if len(state) != len(rows):

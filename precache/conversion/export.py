@@ -306,7 +306,7 @@ def _label_value(manifest: Manifest, index: SampleIndex, row: int, classes: Sequ
     if manifest.target == "class":
         return classes[index.labels[row]]
     assert index.targets is not None
-    value = index.targets.value(row)
+    value = index.targets.row_value(row)
     return [classes[label] for label in value] if manifest.target == "classes" else value
 
 

@@ -138,8 +138,7 @@ class WrittenShard:
         """Return the shard of `plan` from a record that `to_json` gave."""
         row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
         rejected = tuple(
-            Rejected(samples[row_of.pop(number)].path, reason, number)
-            for number, reason in content["rejected"]
+            Rejected(samples[row_of.pop(id_)].path, reason, id_) for id_, reason in content["rejected"]
         )
         names = file_names(plan.name, form) if row_of else ()
         files = tuple(
@@ -213,7 +212,7 @@ class Journal:
         self.finished[shard.entry.name] = shard
 
     def kept_message(self) -> str:
-        """Return what the message of an interruption says of the conversion, now."""
+        """Return the part of an interruption's message that says how many pictures are kept."""
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"

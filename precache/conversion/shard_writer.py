@@ -34,7 +34,7 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
-from precache.sources.base import SampleRef, Scan, Source, picture_checksum, picture_readers
+from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum, picture_readers
 from precache.sources.masks import mask_reader, render_mask
 from precache.storage.output import OutputFile, publish
 from precache.storage.shard_cache import CACHE_DIR
@@ -93,7 +93,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
         for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
             path = source.where(ref)
             tick.begin(unit)
-            shard.source_checksums.append(0)  # for a picture that cannot be read
+            shard.source_checksums.append(UNREADABLE)  # until it has been read
             try:
                 if unit in tick.fatal:
                     raise ImageError(path, KILLED)

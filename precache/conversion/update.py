@@ -7,9 +7,14 @@ behind the existing ones.
 
 No file that the manifest names is written to: an update writes new shards, a new index and a new state of the
 source, and ends, as a conversion does, with one rename that replaces the manifest.
+
+Three tables meet here, and an array of positions is named by the table that it indexes:
+
+    scan_rows          samples of the scan
+    known_positions    pictures of which the dataset has a record, see `KnownPictures`
+    index_rows         samples in the index of the dataset
 """
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -40,7 +45,7 @@ from precache.plan import ConvertPlan, ExistingSamples, keeps_splits, plan_updat
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
-from precache.sources.base import Samples, Scan, changed_rows
+from precache.sources.base import UNREADABLE, Samples, Scan, changed_rows
 from precache.sources.masks import mask_reader, render_mask
 
 _AGAIN = "convert it again with --overwrite"
@@ -49,20 +54,22 @@ _FOLDER_OPTIONS = ("root", "mask")  # their content is compared, and not their p
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownPictures:
-    """The source pictures of which a dataset has a record, rejected ones too, by id.
+    """The k source pictures of which a dataset has a record, rejected ones too, by id.
 
     Attributes:
         ids: int64 [k], ascending.
-        rows: int64 [k], rows of the index; -1 for rejected pictures.
-        number_of: path, made unique by `_keys` -> position in `ids`.
-        index: index of all samples, removed ones too.
+        index_rows: int64 [k], rows in `index`; -1 for rejected pictures.
+        state: state of the source that was recorded for the pictures.
+        position_of: maps each path (repeats numbered by `_keys`) to its position in `ids`.
+        index: index of all n samples, removed ones too.
         splits: names of the splits.
         split_of: int32 [n] for each sample of the index, position in `splits`.
     """
 
     ids: Ints
-    rows: Ints
-    number_of: dict[bytes, int]
+    index_rows: Ints
+    state: SourceState
+    position_of: dict[bytes, int]
     index: SampleIndex
     splits: tuple[str, ...]
     split_of: Sizes
@@ -72,26 +79,53 @@ class KnownPictures:
         """Return the pictures of `dataset`.
 
         Raises:
-            DatasetError: its index is damaged.
+            DatasetError: its index is damaged, or does not match its record of the source.
         """
         manifest = dataset.manifest
         index = dataset.read_index(removed=True)
-        served = np.flatnonzero(index.served)
-        rejected = [picture.id for picture in manifest.rejected]
-        ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
+        served_rows = np.flatnonzero(index.served)
+        rejected_ids = np.array([picture.id for picture in manifest.rejected], np.int64)
+        ids = np.concatenate((index.ids[served_rows], rejected_ids))
         order = np.argsort(ids, kind="stable")
-        if (np.diff(ids[order]) == 0).any():
+        ids = ids[order]
+        if (np.diff(ids) == 0).any():
             raise damaged_index_error(
                 dataset.path / manifest.index.name, "a picture is both rejected and served, or twice"
             )
-        rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
-        path_of = {picture.id: os.fsencode(picture.path) for picture in manifest.rejected}
-        pairs = zip(rows.tolist(), ids[order].tolist(), strict=True)
-        paths = (path_of[id_] if row < 0 else index["paths"].array(row).tobytes() for row, id_ in pairs)
-        number_of = {key: number for number, key in enumerate(_keys(paths))}
-        table = manifest.shards
-        split_of = np.repeat(table.splits, table.samples)
-        return cls(ids[order], rows, number_of, index, table.split_names, split_of)
+        index_rows = np.concatenate((served_rows, np.full(len(rejected_ids), -1)))[order]
+        path_of_rejected = {picture.id: os.fsencode(picture.path) for picture in manifest.rejected}
+        paths = (
+            path_of_rejected[id_] if row < 0 else index["paths"].row_array(row).tobytes()
+            for id_, row in zip(ids.tolist(), index_rows.tolist(), strict=True)
+        )
+        position_of = {key: position for position, key in enumerate(_keys(paths))}
+        state = dataset.read_source_state()
+        if len(state) != len(ids):
+            raise DatasetError(
+                "its record of the source does not match its index", path=dataset.path, remedy=_AGAIN
+            )
+        shards = manifest.shards
+        split_of = np.repeat(shards.splits, shards.samples)
+        return cls(ids, index_rows, state, position_of, index, shards.split_names, split_of)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matches:
+    """Pictures that are both in a scan and in a dataset; `matches[mask]` are some of them.
+
+    Attributes:
+        scan_rows: int64 [m], rows of the scan's samples.
+        known_positions: int64 [m], positions of the same pictures in `KnownPictures`.
+    """
+
+    scan_rows: Ints
+    known_positions: Ints
+
+    def __len__(self) -> int:
+        return len(self.scan_rows)
+
+    def __getitem__(self, mask: npt.NDArray[np.bool_]) -> "Matches":
+        return Matches(self.scan_rows[mask], self.known_positions[mask])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,25 +135,22 @@ class Difference:
     Attributes:
         scan: scan of the source, with the labels and ids of the dataset, and new ids for new pictures.
         known: pictures of the dataset.
-        unchanged: int64 [m], rows of the scan's samples that have not changed.
-        unchanged_known: int64 [m], their positions in `known`.
-        new: int64 [a], rows of the scan's samples that are new or changed, in the order of their paths.
-        removed: int64 [r], positions in `known` of pictures that are gone or changed.
-        state: state of the source that the dataset recorded, for the pictures in `known`.
+        unchanged: pictures that have not changed.
+        new_scan_rows: int64 [a], rows of the scan's samples that are new or changed, in the order of their
+            paths.
+        removed_known_positions: int64 [r], positions in `known` of pictures that are gone or changed.
         next_id: the id that follows those of the new pictures.
     """
 
     scan: Scan
     known: KnownPictures
-    unchanged: Ints
-    unchanged_known: Ints
-    new: Ints
-    removed: Ints
-    state: SourceState
+    unchanged: Matches
+    new_scan_rows: Ints
+    removed_known_positions: Ints
     next_id: int
 
     def __bool__(self) -> bool:
-        return bool(len(self.new) or len(self.removed))
+        return len(self.new_scan_rows) > 0 or len(self.removed_known_positions) > 0
 
 
 def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> Difference:
@@ -129,44 +160,55 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
         contents: whether to compare the contents of pictures whose files were modified, and masks.
 
     Raises:
-        DatasetError: the targets or fields of the samples are of another kind.
+        DatasetError: the dataset is damaged, or the targets or fields of the samples are of another kind.
         SourceError: a picture cannot be read.
     """
-    manifest = dataset.manifest
     known = KnownPictures.from_dataset(dataset)
-    scan = _with_labels_of(manifest.classes, scan)
+    scan = _with_labels_of(dataset.manifest.classes, scan)
     _check_kinds(dataset, known.index, scan)
     samples = scan.samples
-    positions = (known.number_of.get(key, -1) for key in _keys(_paths(samples)))
-    numbers = np.fromiter(positions, np.int64, len(samples))  # positions in `known`, -1 for new paths
-    ids, stored_ids = samples.ids.copy(), known.index.ids
-    has_same_id = (numbers >= 0) & (known.ids[numbers] == ids)
-    # whether a sample may keep an id that its source gave: if the source was converted again, another sample
-    # may have had that id
-    is_free = scan.own_ids & ~np.isin(ids, stored_ids) & (has_same_id | ~np.isin(ids, known.ids))
-    state = dataset.read_source_state()
-    if len(state) != len(known.ids):
-        raise DatasetError(
-            "its record of the source does not match its index", path=dataset.path, remedy=_AGAIN
-        )
-    unchanged = np.flatnonzero(numbers >= 0)
-    unchanged = unchanged[samples.file_bytes[unchanged] == state.bytes[numbers[unchanged]]]
-    has_splits = keeps_splits(samples, dataset.manifest.recipe)
-    unchanged = unchanged[_have_same_labels(known, numbers[unchanged], samples, unchanged, has_splits)]
-    unchanged = unchanged[has_same_id[unchanged] | ~is_free[unchanged]]
+    unchanged = _match_by_path(known, samples)
+    has_known_id = np.zeros(len(samples), np.bool_)
+    has_known_id[unchanged.scan_rows] = (
+        known.ids[unchanged.known_positions] == samples.ids[unchanged.scan_rows]
+    )
+    # A sample can take the id that its source gave, unless the dataset knows another picture by that id: the
+    # source may have been converted again.
+    is_unused_id = ~np.isin(samples.ids, known.index.ids) & (has_known_id | ~np.isin(samples.ids, known.ids))
+    can_take_id = is_unused_id & scan.own_ids
+
+    old_bytes = known.state.bytes[unchanged.known_positions]
+    unchanged = unchanged[samples.file_bytes[unchanged.scan_rows] == old_bytes]
+    unchanged = unchanged[_have_same_labels(dataset, known, scan, unchanged)]
+    unchanged = unchanged[(has_known_id | ~can_take_id)[unchanged.scan_rows]]
     if contents:
-        changed = list(_changed_rows(dataset, known, scan, unchanged, state, numbers[unchanged]))
-        unchanged = np.setdiff1d(unchanged, changed)
-        unchanged = unchanged[_have_same_masks(dataset, known, numbers[unchanged], scan, unchanged)]
-    removed = np.setdiff1d(np.arange(len(known.ids)), numbers[unchanged])
-    new = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), unchanged))
-    next_id = max(manifest.next_id or 1 + int(known.ids[-1]), 1 + int(ids[is_free].max(initial=-1)))
-    ids[unchanged] = known.ids[numbers[unchanged]]
-    renumbered = new[~is_free[new]]
-    ids[renumbered] = next_id + np.arange(len(renumbered))
-    next_id += len(renumbered)
-    samples.ids = ids
-    return Difference(scan, known, unchanged, numbers[unchanged], new, removed, state, next_id)
+        changed_scan_rows = list(_scan_rows_to_convert_again(dataset, known, scan, unchanged))
+        unchanged = unchanged[~np.isin(unchanged.scan_rows, changed_scan_rows)]
+        unchanged = unchanged[_have_same_masks(dataset, known, scan, unchanged)]
+    removed_known_positions = np.setdiff1d(np.arange(len(known.ids)), unchanged.known_positions)
+    new_scan_rows = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), unchanged.scan_rows))
+
+    highest_id = int(max(known.ids.max(initial=-1), samples.ids[can_take_id].max(initial=-1)))
+    first_new_id = max(dataset.manifest.next_id, highest_id + 1)
+    ids = samples.ids.copy()
+    ids[unchanged.scan_rows] = known.ids[unchanged.known_positions]
+    renumbered = new_scan_rows[~can_take_id[new_scan_rows]]
+    ids[renumbered] = first_new_id + np.arange(len(renumbered))
+    return Difference(
+        scan=replace(scan, samples=replace(samples, ids=ids)),
+        known=known,
+        unchanged=unchanged,
+        new_scan_rows=new_scan_rows,
+        removed_known_positions=removed_known_positions,
+        next_id=first_new_id + len(renumbered),
+    )
+
+
+def _match_by_path(known: KnownPictures, samples: Samples) -> Matches:
+    """Return the pictures whose paths are both in a dataset and in a scan."""
+    positions = (known.position_of.get(key, -1) for key in _keys(_paths(samples)))
+    known_positions = np.fromiter(positions, np.int64, len(samples))
+    return Matches(np.arange(len(samples)), known_positions)[known_positions >= 0]
 
 
 def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> None:
@@ -211,10 +253,10 @@ def _with_labels_of(classes: tuple[str, ...], scan: Scan) -> Scan:
     all_classes = (*classes, *(name for name in scan.classes if name not in known))
     label_of = {name: label for label, name in enumerate(all_classes)}
     new_labels = np.array([*(label_of[name] for name in scan.classes), -1], np.int64)  # at [-1], label -1
-    samples = copy.copy(scan.samples)
-    samples.labels = new_labels[samples.labels]
-    if scan.target == "classes" and samples.targets is not None:
-        samples.targets = Column(new_labels[samples.targets.values], samples.targets.ends)
+    targets = scan.samples.targets
+    if scan.target == "classes" and targets is not None:
+        targets = Column(new_labels[targets.values], targets.ends)
+    samples = replace(scan.samples, labels=new_labels[scan.samples.labels], targets=targets)
     return replace(scan, classes=all_classes, samples=samples)
 
 
@@ -234,92 +276,93 @@ def _keys(paths: Iterable[bytes]) -> Iterator[bytes]:
         yield path if counts[path] == 1 else b"%s\0%d" % (path, counts[path])
 
 
-def _sort_by_path(samples: Samples, rows: Ints) -> Ints:
-    """Return `rows` in the order of their paths."""
-    paths = list(_paths(samples.select(rows)))
-    return rows[sorted(range(len(rows)), key=paths.__getitem__)]
+def _sort_by_path(samples: Samples, scan_rows: Ints) -> Ints:
+    """Return `scan_rows` in the order of their paths."""
+    paths = list(_paths(samples.select(scan_rows)))
+    return scan_rows[sorted(range(len(scan_rows)), key=paths.__getitem__)]
 
 
 def _have_same_labels(
-    known: KnownPictures, numbers: Ints, samples: Samples, rows: Ints, has_splits: bool
+    dataset: ConvertedDataset, known: KnownPictures, scan: Scan, matches: Matches
 ) -> npt.NDArray[np.bool_]:
-    """Return bool [m]: whether the pictures at `rows` have the labels, fields and split that they had.
+    """Return bool [m]: whether the pictures have the labels and fields that they had, and the split if kept.
 
     The result is True for rejected pictures, whose labels are not recorded.
-
-    Args:
-        numbers: int64 [m], positions of the pictures in `known`.
-        has_splits: whether samples stay in the splits of the source, so that splits are compared.
     """
-    alike = np.ones(len(rows), np.bool_)
-    converted = known.rows[numbers] >= 0
-    before, now = known.rows[numbers][converted], rows[converted]
-    same = known.index.labels[before] == samples.labels[now]
-    if has_splits:
-        names = [known.splits.index(name) if name in known.splits else -1 for name in samples.split_names]
-        same &= known.split_of[before] == np.array(names, np.int64)[samples.splits[now]]
+    samples = scan.samples
+    index_rows = known.index_rows[matches.known_positions]
+    converted = index_rows >= 0
+    index_rows, scan_rows = index_rows[converted], matches.scan_rows[converted]
+    same = known.index.labels[index_rows] == samples.labels[scan_rows]
+    if keeps_splits(samples, dataset.manifest.recipe):
+        known_splits = [
+            known.splits.index(name) if name in known.splits else -1 for name in samples.split_names
+        ]
+        same &= known.split_of[index_rows] == np.array(known_splits, np.int64)[samples.splits[scan_rows]]
     columns = [(column, samples.fields[name]) for name, column in known.index.fields.items()]
     if known.index.targets is not None and samples.targets is not None:
         columns.append((known.index.targets, samples.targets))
     for stored, scanned in columns:
-        same &= stored.select(before).equal_rows(scanned.select(now))
-    alike[converted] = same
-    return alike
+        same &= stored.select(index_rows).equal_rows(scanned.select(scan_rows))
+    result = np.ones(len(matches), np.bool_)
+    result[converted] = same
+    return result
 
 
-def _changed_rows(
-    dataset: ConvertedDataset, known: KnownPictures, scan: Scan, rows: Ints, state: SourceState, numbers: Ints
+def _scan_rows_to_convert_again(
+    dataset: ConvertedDataset, known: KnownPictures, scan: Scan, matches: Matches
 ) -> Iterator[int]:
-    """Yield the `rows` whose content has changed, or that were rejected and can be converted now.
+    """Yield the rows in the scan of pictures that have changed, or were rejected and can be converted now.
 
     A rejected picture may have become readable; or its mask, of which nothing is recorded, may exist now.
-
-    Args:
-        numbers: int64 [m], positions of the pictures at `rows` in `known`.
     """
-    times = state.modified_ns[numbers]
+    scan_rows, known_positions = matches.scan_rows, matches.known_positions
+    times = known.state.modified_ns[known_positions]
     times = np.where(times == 0, -1, times)  # 0 is unknown, as in a dataset in memory: compare the bytes
-    checksums = state.checksums[numbers]
-    yield from changed_rows(scan, rows, times, checksums)
+    checksums = known.state.checksums[known_positions]
+    yield from changed_rows(scan, scan_rows, times, checksums)
     rendering, rejected = dataset.manifest.recipe.rendering, dataset.manifest.rejected
-    was_unreadable = (checksums == 0) & (scan.samples.modified_ns[rows] != times)
-    may_have_masks = np.zeros(len(rows), np.bool_)
+    was_unreadable = (checksums == UNREADABLE) & (scan.samples.modified_ns[scan_rows] != times)
+    may_have_masks = np.zeros(len(matches), np.bool_)
     if mask_reader(scan.source) is not None:
         fatal_ids = [picture.id for picture in rejected if picture.reason == KILLED]
-        may_have_masks = (known.rows[numbers] < 0) & ~np.isin(known.ids[numbers], fatal_ids)
-    for index in np.flatnonzero(was_unreadable | may_have_masks).tolist():  # one by one: some may be large
-        ref = scan.samples[int(rows[index])]
+        is_rejected = known.index_rows[known_positions] < 0
+        may_have_masks = is_rejected & ~np.isin(known.ids[known_positions], fatal_ids)
+    for number in np.flatnonzero(was_unreadable | may_have_masks).tolist():  # one by one: some may be large
+        scan_row = int(scan_rows[number])
+        ref = scan.samples[scan_row]
         with suppress(ImageError):
             data = scan.source.read(ref, rendering.max_pixels)
-            if not was_unreadable[index]:
+            if not was_unreadable[number]:
                 size = images.render(data, scan.source.where(ref), rendering)[1]
                 render_mask(scan.source, ref, size, rendering)
-            yield int(rows[index])
+            yield scan_row
 
 
 def _have_same_masks(
-    dataset: ConvertedDataset, known: KnownPictures, numbers: Ints, scan: Scan, rows: Ints
+    dataset: ConvertedDataset, known: KnownPictures, scan: Scan, matches: Matches
 ) -> npt.NDArray[np.bool_]:
-    """Return bool [m]: whether the pictures at `rows` still have their masks; True for rejected ones."""
+    """Return bool [m]: whether the pictures still have their masks; True for rejected ones."""
     checksums, sizes = known.index.mask_checksums, known.index.source_sizes
-    alike = np.ones(len(rows), np.bool_)
+    result = np.ones(len(matches), np.bool_)
     if checksums is None:
-        return alike
-    index_rows = known.rows[numbers]
-    converted = np.flatnonzero(index_rows >= 0).tolist()
+        return result
+    index_rows = known.index_rows[matches.known_positions]
+    converted = index_rows >= 0
 
-    def is_same(number: int) -> bool:
-        width, height = sizes[index_rows[number]].tolist()
-        ref = scan.samples[int(rows[number])]
+    def is_same(scan_row: int, index_row: int) -> bool:
+        width, height = sizes[index_row].tolist()
+        ref = scan.samples[scan_row]
         try:
             mask = render_mask(scan.source, ref, (width, height), dataset.manifest.recipe.rendering)
         except ImageError:  # the conversion rejects the picture by name
             return False
-        return mask is not None and checksum_of(mask) == checksums[index_rows[number]]
+        return mask is not None and checksum_of(mask) == checksums[index_row]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        alike[converted] = list(pool.map(is_same, converted))
-    return alike
+        scan_rows = matches.scan_rows[converted].tolist()
+        result[converted] = list(pool.map(is_same, scan_rows, index_rows[converted].tolist()))
+    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,21 +373,21 @@ class UpdatePlan:
         dataset: the dataset before the update.
         difference: difference between the source and the dataset.
         plan: shards of the new pictures.
-        target: target for the journal.
+        journal_target: what the journal of an interrupted update must hold for this one to continue it.
         rejected: pictures that were rejected before, and have not changed.
     """
 
     dataset: ConvertedDataset
     difference: Difference
     plan: ConvertPlan
-    target: Target
+    journal_target: Target
     rejected: tuple[Rejected, ...]
 
 
 def prepare_update(
     dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceOptions
 ) -> UpdatePlan | None:
-    """Return the update after which `dataset` holds the pictures of `scan`; None if it does already.
+    """Return the update after which `dataset` holds the pictures of `scan`; None if nothing changed.
 
     Raises:
         DatasetError: the dataset was made by another recipe or with other options; see `compare` for others.
@@ -362,9 +405,10 @@ def prepare_update(
             f"{dataset.path}: was made with other versions of {', '.join(changed)}; what is added may be "
             f"decoded a little differently"
         )
-    stay = np.zeros(len(known.index), np.bool_)
-    rows = known.rows[difference.unchanged_known]
-    stay[rows[rows >= 0]] = True
+    unchanged_positions = difference.unchanged.known_positions
+    index_rows = known.index_rows[unchanged_positions]
+    stays = np.zeros(len(known.index), np.bool_)
+    stays[index_rows[index_rows >= 0]] = True
     shards = manifest.shards
     existing = ExistingSamples(
         update=len(manifest.updates) + 1,
@@ -372,22 +416,22 @@ def prepare_update(
             split: int(shards.numbers[shards.split_mask(split)].max()) + 1 for split in shards.split_names
         },
         labels={
-            split: known.index.labels[stay & (known.split_of == number)]
-            for number, split in enumerate(known.splits)
+            split: known.index.labels[stays & (known.split_of == position)]
+            for position, split in enumerate(known.splits)
         },
     )
-    added = plan_update(scan.samples, difference.new, recipe, existing)
-    target = Target(recipe, _digest(dataset, difference), software, existing.update)
-    stay_ids = set(known.ids[difference.unchanged_known].tolist())
-    rejected = tuple(picture for picture in manifest.rejected if picture.id in stay_ids)
-    return UpdatePlan(dataset, difference, added, target, rejected)
+    added = plan_update(scan.samples, difference.new_scan_rows, recipe, existing)
+    journal_target = Target(recipe, _digest(dataset, difference), software, existing.update)
+    unchanged_ids = set(known.ids[unchanged_positions].tolist())
+    rejected = tuple(picture for picture in manifest.rejected if picture.id in unchanged_ids)
+    return UpdatePlan(dataset, difference, added, journal_target, rejected)
 
 
 def _digest(dataset: ConvertedDataset, difference: Difference) -> str:
     """Return the SHA-256 (hex) over an update's dataset and source, and the pictures that changed."""
     digest = hashlib.sha256(f"{dataset.digest} {difference.scan.digest}".encode())
-    for numbers in (difference.new, difference.removed):
-        digest.update(repr(numbers.tolist()).encode())
+    for positions in (difference.new_scan_rows, difference.removed_known_positions):
+        digest.update(repr(positions.tolist()).encode())
     return digest.hexdigest()
 
 

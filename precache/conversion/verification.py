@@ -31,7 +31,7 @@ from precache.pictures.sizes import size_text
 from precache.recipe import Recipe, flag_name
 from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan, picture_checksum, prepare_scan
+from precache.sources.base import UNREADABLE, SampleRef, Scan, picture_checksum, prepare_scan
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
@@ -228,7 +228,7 @@ def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]
     """Give the pictures of `scan` the labels and ids of the dataset, and sort them by id.
 
     Returns:
-        The scan, and for each picture its checksum at the conversion; 0 if it could not be read then.
+        The scan, and for each picture its checksum at the conversion, or UNREADABLE.
 
     Raises:
         DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
@@ -240,18 +240,20 @@ def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]
     difference = compare(dataset, scan, contents=False)  # workers compare the contents later
     samples = difference.scan.samples
     ignored = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
-    missing = sum(samples[row].path not in ignored for row in difference.new.tolist())
-    if missing or len(difference.removed):
+    missing = sum(samples[row].path not in ignored for row in difference.new_scan_rows.tolist())
+    removed = len(difference.removed_known_positions)
+    if missing or removed:
         raise DatasetError(
             f"was not made from {scan.root}, or that changed since: {quantity(missing, 'picture')} of "
-            f"{scan.root} missing here or labelled differently, {len(difference.removed):,} no longer in "
+            f"{scan.root} missing here or labelled differently, {removed:,} no longer in "
             f"{scan.root}",
             path=dataset.place,
             remedy="name the right source, or run 'precache convert' with --update",
         )
     by_id = np.argsort(samples.ids)
-    checksums = np.zeros(len(samples), np.uint64)
-    checksums[difference.unchanged] = difference.state.checksums[difference.unchanged_known]
+    checksums = np.full(len(samples), UNREADABLE, np.uint64)
+    unchanged = difference.unchanged
+    checksums[unchanged.scan_rows] = difference.known.state.checksums[unchanged.known_positions]
     return replace(difference.scan, samples=samples.select(by_id)), checksums[by_id]
 
 
@@ -340,7 +342,7 @@ class _Comparison:
             if psnr < limit:
                 problem = f"{where} is {psnr:.1f} dB from its source, expected {limit:.1f} dB or more"
         recorded = task.pictures[ref.id][1]
-        if problem and sample.label == ref.label and recorded not in (0, picture_checksum(data)):
+        if problem and sample.label == ref.label and recorded not in (UNREADABLE, picture_checksum(data)):
             problem = f"{where} differs from its source: the source file changed since it was converted"
         has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
         reference = _reference(data, path, recipe, decoded) if has_reference else expected
@@ -352,7 +354,7 @@ class _Comparison:
         The target and fields in the index equal those of the source, see `_match_scan`.
         """
         width, height = task.index.source_sizes[row].tolist()
-        target = None if task.index.targets is None else task.index.targets.value(row)
+        target = None if task.index.targets is None else task.index.targets.row_value(row)
         fields = columns.row_values(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):

@@ -1,12 +1,13 @@
 """Columns of labels, targets and fields: a number, a list of numbers or a text for each of n samples.
 
-    int      int64 [n]                      one integer each
-    float    float64 [n]                    one number each
-    vector   int64 or float64 [n, k]        k numbers each
-    ragged   int64 or float64 [sum, ...]    any number of numbers each, or of rows of k, such as boxes
-    text     uint8 [sum]                    UTF-8, one text behind the other
+    int      int64 [n]                        one integer each
+    float    float64 [n]                      one number each
+    vector   int64 or float64 [n, k]          k numbers each
+    ragged   int64 or float64 [t] or [t, k]   any number of numbers each, or of rows of k, such as boxes
+    text     uint8 [t]                        UTF-8, one text behind the other
 
-The last two come with `ends`, int64 [n]: the end of each sample's values.
+The values of the last two lie one behind the other, t of all samples together, and come with `ends`, int64
+[n]: the position behind the last value of each sample.
 
 TARGETS are the kinds of labels that samples may have:
 
@@ -135,7 +136,7 @@ class Column:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """Values of all samples, see the module; a copy unless the rows are all of the arrays, or a range."""
+        """Values of all samples, see the module; a column of some rows may copy them at each access."""
         return self._values if self._rows is None else self.select(slice(None))._values
 
     @property
@@ -184,26 +185,33 @@ class Column:
         return iter(self.values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self.values if dtype is None else self.values.astype(dtype)
+        values = self.values
+        array = values if dtype is None else values.astype(dtype, copy=False)
+        is_view = np.may_share_memory(array, self._values)
+        if copy is False and not is_view and array.size:
+            raise ValueError("unable to avoid a copy: the rows have to be gathered, or to change their dtype")
+        return np.array(array) if copy and is_view else array
 
     def tolist(self) -> list[Any]:
         """Convert the values to a list, as `numpy.ndarray.tolist` does."""
         values: list[Any] = self.values.tolist()
         return values
 
-    def at(self, rows: Rows) -> "Column":
+    def view_rows(self, rows: Rows) -> "Column":
         """Make a column of these rows over the same arrays; reads and copies nothing."""
         return Column(self._values, self._ends, rows_at(self._rows, rows))
 
     def select(self, rows: npt.NDArray[Any] | slice) -> "Column":
-        """Make a column of these rows, int64 [m], bool [n] or a slice, with arrays of its own or views."""
+        """Make a column of these rows, int64 [m], bool [n] or a slice; a slice of numbers is a view."""
         index = self._array_index(rows)
         if self._ends is None:
             return Column(self._values[index])
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self._ends)))
         index = nonnegative_positions(index, len(self._ends))
-        starts = np.where(index > 0, self._ends[index - 1], 0) if len(index) else index
+        starts = np.zeros(len(index), np.int64)
+        behind_first = index > 0
+        starts[behind_first] = self._ends[index[behind_first] - 1]
         lengths = self._ends[index] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
         values = np.empty((ends[-1] if len(ends) else 0, *self.row_shape), self.dtype)
@@ -226,40 +234,44 @@ class Column:
             return rows
         return slice(rows.start, rows.stop) if rows.step == 1 else np.array(rows, np.int64)
 
-    def array(self, row: int) -> npt.NDArray[Any]:
-        """Numbers of one row, of shape [], [k] or [m, ...]; the UTF-8 bytes of a text."""
+    def row_array(self, row: int) -> npt.NDArray[Any]:
+        """Numbers of one row, of shape [], [k], [m] or [m, k]; the UTF-8 bytes of a text."""
         index = int(self._array_index(row))
         if self._ends is None:
             return np.asarray(self._values[index])
         start = int(self._ends[index - 1]) if index else 0
         return self._values[start : int(self._ends[index])]
 
-    def value(self, row: int) -> Any:
+    def row_value(self, row: int) -> Any:
         """Value of one row as JSON has it: int, float, str or lists."""
-        array = self.array(row)
+        array = self.row_array(row)
         return array.tobytes().decode() if self.kind == "text" else array.tolist()
 
     def differs_in_kind(self, other: "Column") -> bool:
         """Whether the two columns cannot be joined to one; int and float can be."""
-        if (self.ends is None) != (other.ends is None):
+        if (self._ends is None) != (other._ends is None):
             return True
-        if (self.values.dtype == _TEXT) != (other.values.dtype == _TEXT):
+        if (self.dtype == _TEXT) != (other.dtype == _TEXT):
             return True
-        has_empty = self.ends is not None and not (len(self.values) and len(other.values))
-        return self.values.shape[1:] != other.values.shape[1:] and not has_empty
+        if self.row_shape == other.row_shape:
+            return False
+        # a ragged column without any number does not know how long its rows would be
+        return self._ends is None or (len(self.values) > 0 and len(other.values) > 0)
 
     @classmethod
     def concatenate(cls, columns: "Sequence[Column]") -> "Column":
         """Join columns that do not differ in kind, one behind the other."""
-        filled = [column.values for column in columns if len(column.values)]
-        values = np.concatenate(filled or [columns[0].values])
+        parts = [column.values for column in columns]
+        filled = [values for values in parts if len(values)]
+        joined = np.concatenate(filled or parts[:1])
         ends, values_before = [], 0
-        for column in columns:
-            if column.ends is None:
-                return cls(values)
-            ends.append(column.ends + values_before)
-            values_before += len(column.values)
-        return cls(values, np.concatenate(ends))
+        for column, values in zip(columns, parts, strict=True):
+            column_ends = column.ends
+            if column_ends is None:
+                return cls(joined)
+            ends.append(column_ends + values_before)
+            values_before += len(values)
+        return cls(joined, np.concatenate(ends))
 
     def equal_rows(self, other: "Column") -> npt.NDArray[np.bool_]:
         """Compare two columns of one kind and one length row by row: bool [n], True where they are equal."""
@@ -276,15 +288,23 @@ class Column:
 
     def content(self) -> bytes:
         """Bytes that differ between columns of different content, to be hashed."""
-        head = f"{self.values.dtype}{self.values.shape}".encode()
-        ends = b"" if self.ends is None else np.ascontiguousarray(self.ends).tobytes()
-        return head + np.ascontiguousarray(self.values).tobytes() + ends
+        values, ends = self.values, self.ends
+        head = f"{values.dtype}{values.shape}".encode()
+        ends_content = b"" if ends is None else np.ascontiguousarray(ends).tobytes()
+        return head + np.ascontiguousarray(values).tobytes() + ends_content
 
 
-_NUMPY_NUMBERS: set[type] = {
-    *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-    *(np.bool_, np.float16, np.float32, np.float64),
+_NUMPY_INTEGERS: set[type] = {
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
 }
+_NUMPY_NUMBERS = _NUMPY_INTEGERS | {np.bool_, np.float16, np.float32, np.float64}
 
 
 def select_rows(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
@@ -294,7 +314,7 @@ def select_rows(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[s
 
 def row_values(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     """Value of each column in one row, as JSON has it, sorted by name so that written bytes do not vary."""
-    return {name: columns[name].value(row) for name in sorted(columns)}
+    return {name: columns[name].row_value(row) for name in sorted(columns)}
 
 
 def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:

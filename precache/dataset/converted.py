@@ -200,10 +200,10 @@ class ConvertedDataset:
             if removed_per_split != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
                 raise damaged_index_error(file.path, "other samples are removed than the manifest says")
         if split is not None:
-            index = index.at(shards.rows_of_split(split))
+            index = index.view_rows(shards.rows_of_split(split))
         if removed or not self.manifest.removed:
             return index
-        return index.at(np.flatnonzero(index.served))
+        return index.view_rows(np.flatnonzero(index.served))
 
     def find_duplicates(self) -> Duplicates:
         """Find the pictures of equal content.

@@ -55,47 +55,47 @@ def find_duplicates(index: SampleIndex, split_of: Sizes) -> Duplicates:
         index: index of n samples.
         split_of: int32 [n], number of the split of each sample.
     """
-    rows, checksums = np.flatnonzero(index.served), index.checksums
-    rows = rows[np.argsort(checksums[rows])]
-    ranked = checksums[rows]
-    equals_next = ranked[1:] == ranked[:-1]
-    rows = rows[np.append(equals_next, False) | np.append(False, equals_next)]
-    content = [checksums[rows]]
+    served_rows, checksums = np.flatnonzero(index.served), index.checksums
+    rows_by_checksum = served_rows[np.argsort(checksums[served_rows])]
+    sorted_checksums = checksums[rows_by_checksum]
+    equals_next = sorted_checksums[1:] == sorted_checksums[:-1]
+    rows = rows_by_checksum[np.append(equals_next, False) | np.append(False, equals_next)]
+    keys = [checksums[rows]]
     if index.shapes is not None:  # the checksum is of the pixels alone: pictures of other shapes may share it
         heights, widths = index.shapes[rows].T
-        content += [heights, widths]
-    order = np.lexsort((rows, *content))
-    rows = rows[order]
-    differs_from_previous = np.any([part[order][1:] != part[order][:-1] for part in content], axis=0)
+        keys += [heights, widths]
+    by_content = np.lexsort((rows, *keys))
+    rows, keys = rows[by_content], [key[by_content] for key in keys]
+    differs_from_previous = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     groups = np.concatenate(([0], np.cumsum(differs_from_previous)))[: len(rows)]
     is_alone = np.bincount(groups)[groups] == 1  # shares its checksum, but not its shape
     rows, groups = rows[~is_alone], groups[~is_alone]
     if not len(rows):
         return Duplicates(rows, groups, 0, 0)
-    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))  # position in `rows` of each group's first
     in_splits, in_labels = (
         np.maximum.reduceat(values, starts) != np.minimum.reduceat(values, starts)
         for values in (split_of[rows], _label_numbers(index, rows))
     )
-    old_numbers = np.lexsort((rows[starts], ~in_labels, ~in_splits))
-    new_numbers = np.argsort(old_numbers)
+    groups_in_order = np.lexsort((rows[starts], ~in_labels, ~in_splits))
+    new_numbers = np.argsort(groups_in_order)  # the number of each group is its place in that order
     groups = np.repeat(new_numbers, np.diff(starts, append=len(rows)))
-    order = np.argsort(groups, kind="stable")
-    return Duplicates(rows[order], groups[order], int(in_splits.sum()), int(in_labels.sum()))
+    by_group = np.argsort(groups, kind="stable")
+    return Duplicates(rows[by_group], groups[by_group], int(in_splits.sum()), int(in_labels.sum()))
 
 
 def _label_numbers(index: SampleIndex, rows: Ints) -> Ints:
-    """Number of each row's label, int64 [k], equal for equal labels; the order of classes is ignored."""
+    """Number the labels of these rows, int64 [k], equal labels alike; the order of classes is ignored."""
     if index.targets is None:
         return index.labels[rows]
-    numbers: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     targets = index.targets.select(rows)
-    labels = []
-    for row in range(len(rows)):
-        target = targets.array(row)
+    numbers = []
+    for position in range(len(rows)):
+        target = targets.row_array(position)
         content = (target if targets.ends is None else np.unique(target)).tobytes()
-        labels.append(numbers.setdefault(content, len(numbers)))
-    return np.array(labels, np.int64)
+        numbers.append(number_of.setdefault(content, len(number_of)))
+    return np.array(numbers, np.int64)
 
 
 def iter_duplicates(
@@ -110,8 +110,8 @@ def iter_duplicates(
         classes: names of the classes.
     """
     samples = index.select(duplicates.rows)
-    for row, (group, split) in enumerate(zip(duplicates.groups.tolist(), splits, strict=True)):
-        yield group, split, _label_text(samples, row, classes), samples.path(row)
+    for position, (group, split) in enumerate(zip(duplicates.groups.tolist(), splits, strict=True)):
+        yield group, split, _label_text(samples, position, classes), samples.path(position)
 
 
 def _label_text(index: SampleIndex, row: int, classes: Sequence[str]) -> str:
@@ -119,5 +119,5 @@ def _label_text(index: SampleIndex, row: int, classes: Sequence[str]) -> str:
     label, targets = int(index.labels[row]), index.targets
     if targets is None:
         return classes[label] if label >= 0 else ""
-    values = np.ravel(targets.array(row)).tolist()
+    values = np.ravel(targets.row_array(row)).tolist()
     return ";".join(str(value) if targets.ends is None else classes[value] for value in values)

@@ -173,7 +173,7 @@ class SampleIndex:
         if name in self.own:
             return self.own[name]
         column = self.columns[name]
-        return column if self.rows is None else column.at(self.rows)
+        return column if self.rows is None else column.view_rows(self.rows)
 
     def get(self, name: str) -> Column | None:
         """Get the column of this name; None if there is none."""
@@ -238,9 +238,9 @@ class SampleIndex:
         """Make an index with these columns added, or put in place of those of the same names."""
         return SampleIndex(self.columns, self.rows, {**self.own, **columns})
 
-    def at(self, rows: Rows) -> "SampleIndex":
+    def view_rows(self, rows: Rows) -> "SampleIndex":
         """Make an index of these rows over the same columns; reads nothing, and takes up to 8 bytes a row."""
-        own = {name: column.at(rows) for name, column in self.own.items()}
+        own = {name: column.view_rows(rows) for name, column in self.own.items()}
         return SampleIndex(self.columns, rows_at(self.rows, rows), own)
 
     def select(self, rows: npt.NDArray[Any]) -> "SampleIndex":
@@ -286,7 +286,7 @@ class SampleIndex:
 
     def path(self, row: int) -> str:
         """Path in the source of the sample at `row`."""
-        return os.fsdecode(self["paths"].array(row).tobytes())
+        return os.fsdecode(self["paths"].row_array(row).tobytes())
 
     def _sample_name(self, row: int, file: str) -> str:
         return f"{file}: sample {self['ids'][row]} ({self.path(row)})"
@@ -569,7 +569,7 @@ def _read_paths_and_reasons(file: IndexFile, section: str) -> tuple[tuple[str, s
     columns = [file.read_column(f"{section}:{name}") for name in ("paths", "reasons")]
     try:
         paths, reasons = (
-            [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
+            [column.row_array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
             for column in columns
         )
     except UnicodeDecodeError as error:

@@ -3,7 +3,7 @@
 The index (see `precache.dataset.index`) has these columns of the s shards, in written order, of a format with
 f files per shard:
 
-    shard:splits      int32  [s]     number of its split in the manifest
+    shard:splits      int32  [s]     position of its split in the manifest
     shard:numbers     int64  [s]     number of the shard in its split, of which its name is made: `shard_name`
     shard:samples     int64  [s]     number of its samples
     shard:bytes       int64  [s, f]  sizes of its files
@@ -50,15 +50,15 @@ class ShardEntry:
         return self.files[0].name
 
 
-def shard_name(split: str, index: int) -> str:
-    """Name, without suffix, of the shard `index` of `split`.
+def shard_name(split: str, number: int) -> str:
+    """Name, without suffix, of the shard of this number in `split`.
 
     Raises:
         SettingError: `split` is not a valid name of a split, and might lead out of the dataset's folder.
     """
     if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
         raise SettingError(f"{split!r:.99} is not a name for a split; use letters and digits, such as train")
-    return f"{split}-{index:05d}"
+    return f"{split}-{number:05d}"
 
 
 def file_names(shard: str, shard_format: Format) -> tuple[str, ...]:
@@ -77,8 +77,10 @@ def file_suffixes(shard_format: Format) -> tuple[str, ...]:
 class ShardTable(Sequence[ShardEntry]):
     """Sequence of the shards as columns; a `ShardEntry` is made when an item is read.
 
+    A shard has a position in this table, and a number in its split, of which its name is made.
+
     Attributes:
-        split_names: names of the splits, which `splits` has the numbers of.
+        split_names: names of the splits, into which `splits` holds positions.
         suffixes: suffixes of the files of each shard.
         splits, numbers, samples, bytes, crc32c, largest: columns, see the module.
     """
@@ -97,14 +99,14 @@ class ShardTable(Sequence[ShardEntry]):
         """Make the table of these shards, without `largest`."""
         shards = list(entries)
         split_names = tuple(dict.fromkeys(shard.split for shard in shards))
-        split_numbers = {split: number for number, split in enumerate(split_names)}
+        position_of = {split: position for position, split in enumerate(split_names)}
         suffixes = file_suffixes(shard_format)
         file_bytes = [[file.bytes for file in shard.files] for shard in shards]
         file_crcs = [[int(file.crc32c, 16) for file in shard.files] for shard in shards]
         return cls(
             split_names,
             suffixes,
-            splits=np.array([split_numbers[shard.split] for shard in shards], np.int32),
+            splits=np.array([position_of[shard.split] for shard in shards], np.int32),
             numbers=np.array([_number(shard) for shard in shards], np.int64),
             samples=np.array([shard.samples for shard in shards], np.int64),
             bytes=np.array(file_bytes, np.int64).reshape(-1, len(suffixes)),
@@ -118,14 +120,16 @@ class ShardTable(Sequence[ShardEntry]):
         return map(self._entry, range(len(self)))
 
     @overload
-    def __getitem__(self, number: int) -> ShardEntry: ...
+    def __getitem__(self, position: int) -> ShardEntry: ...
 
     @overload
-    def __getitem__(self, number: slice) -> Sequence[ShardEntry]: ...
+    def __getitem__(self, position: slice) -> Sequence[ShardEntry]: ...
 
-    def __getitem__(self, number: int | slice) -> ShardEntry | Sequence[ShardEntry]:
-        numbers = range(len(self))[number]
-        return self._entry(numbers) if isinstance(numbers, int) else tuple(map(self._entry, numbers))
+    def __getitem__(self, position: int | slice) -> ShardEntry | Sequence[ShardEntry]:
+        positions = range(len(self))[position]
+        if isinstance(positions, int):
+            return self._entry(positions)
+        return tuple(map(self._entry, positions))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShardTable | tuple) and tuple(self) == tuple(other)
@@ -133,14 +137,14 @@ class ShardTable(Sequence[ShardEntry]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
-    def file_name(self, number: int) -> str:
-        """Name of the shard's file."""
-        return self._name(number) + self.suffixes[0]
+    def file_name(self, position: int) -> str:
+        """Name of the file of the shard at this position."""
+        return self._name(position) + self.suffixes[0]
 
     def split_mask(self, split: str) -> npt.NDArray[np.bool_]:
         """Mask of the shards of `split`, bool [s]."""
-        number = self.split_names.index(split) if split in self.split_names else -1
-        mask: npt.NDArray[np.bool_] = self.splits == number
+        position = self.split_names.index(split) if split in self.split_names else -1
+        mask: npt.NDArray[np.bool_] = self.splits == position
         return mask
 
     def select(self, mask: npt.NDArray[np.bool_]) -> "ShardTable":
@@ -178,10 +182,10 @@ class ShardTable(Sequence[ShardEntry]):
 
     def rows_of_split(self, split: str) -> Rows:
         """Rows of the samples of `split` in the index: a range, unless updates have added shards."""
-        numbers = np.flatnonzero(self.split_mask(split))
-        if not len(numbers):
+        positions = np.flatnonzero(self.split_mask(split))
+        if not len(positions):
             return range(0)
-        starts, samples = self.starts[numbers], self.samples[numbers]
+        starts, samples = self.starts[positions], self.samples[positions]
         if (starts[1:] == (starts + samples)[:-1]).all():
             return range(int(starts[0]), int(starts[-1] + samples[-1]))
         return np.flatnonzero(np.repeat(self.split_mask(split), self.samples))
@@ -190,17 +194,17 @@ class ShardTable(Sequence[ShardEntry]):
         """Count the samples in the shards of each split, removed ones included."""
         return {name: int(self.samples[self.split_mask(name)].sum()) for name in self.split_names}
 
-    def _name(self, number: int) -> str:
-        return shard_name(self.split_names[self.splits[number]], int(self.numbers[number]))
+    def _name(self, position: int) -> str:
+        return shard_name(self.split_names[self.splits[position]], int(self.numbers[position]))
 
-    def _entry(self, number: int) -> ShardEntry:
-        name = self._name(number)
-        sizes, crcs = self.bytes[number].tolist(), self.crc32c[number].tolist()
+    def _entry(self, position: int) -> ShardEntry:
+        name = self._name(position)
+        sizes, crcs = self.bytes[position].tolist(), self.crc32c[position].tolist()
         files = tuple(
             FileEntry(f"{name}{suffix}", size, f"{crc:08x}")
             for suffix, size, crc in zip(self.suffixes, sizes, crcs, strict=True)
         )
-        return ShardEntry(name, self.split_names[self.splits[number]], int(self.samples[number]), files)
+        return ShardEntry(name, self.split_names[self.splits[position]], int(self.samples[position]), files)
 
 
 def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) -> ShardTable:

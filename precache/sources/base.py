@@ -32,6 +32,8 @@ from precache.storage.urls import Location, Url
 
 ANY_SIZE = 1 << 60
 """Value of `max_pixels` for a picture that has been converted before: its size was checked then."""
+UNREADABLE = 0
+"""Recorded checksum of a picture that could not be read."""
 _FILE_SYSTEM_ENCODING = sys.getfilesystemencoding()
 _FILE_SYSTEM_ERRORS = sys.getfilesystemencodeerrors()
 _DECODED_PATHS = 4096  # how many paths are decoded to text at a time
@@ -192,7 +194,7 @@ class Samples(Sequence[SampleRef]):
             int(self.modified_ns[index]),
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
-            None if self.targets is None else self.targets.value(index),
+            None if self.targets is None else self.targets.row_value(index),
             columns.row_values(self.fields, index) if self.fields else {},
         )
 
@@ -469,14 +471,15 @@ def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums
     Args:
         rows: int64 [n], rows of the scan's samples.
         modified_ns: int64 [n], earlier times of their last write.
-        checksums: uint64 [n], earlier XXH3-64 of the files; 0 for those that could not be read.
+        checksums: uint64 [n], earlier XXH3-64 of the files, or UNREADABLE.
 
     Raises:
         SourceError: a picture cannot be read.
     """
     for position in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
         row = int(rows[position])
-        if checksums[position] and _current_checksum(scan, scan.samples[row]) != checksums[position]:
+        before = checksums[position]
+        if before != UNREADABLE and _current_checksum(scan, scan.samples[row]) != before:
             yield row
 
 

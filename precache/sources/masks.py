@@ -158,7 +158,7 @@ class MaskedSource:
     def _find(self, ref: SampleRef) -> tuple[str, int | None]:
         """Return the path of a sample's mask in the folder, and its size in bytes; None if it is missing."""
         assert self.names is not None
-        name = os.fsdecode(self.names.array(ref.place).tobytes())
+        name = os.fsdecode(self.names.row_array(ref.place).tobytes())
         if os.path.isabs(name) and self.column is None:  # its picture lies outside the source's folder
             return name, None
         status = status_of(os.path.join(self.folder, name))

@@ -1,20 +1,27 @@
-"""Cache of files of datasets at URLs on this machine: each file is fetched as a whole when it is first used.
+"""Cache on this machine of files of datasets at URLs, which are fetched when they are first used.
+
+A file is fetched whole, or some byte ranges of it (`FilePart`), which lie at their places in a sparse file.
 
     CACHE/.precache-cache.lock    locked (flock) while room is made
     CACHE/DIGEST/                 files of a dataset, by the digest of its manifest, from whichever URL
         .precache-cache           marks the folder as one of the cache; holds the URL
         NAME                      file of the dataset: complete, and compared with its checksum
-        .NAME.fetching            file that is being fetched; it is renamed when it is complete
+        PREFIX-NAME               part of a file, see `FilePart.prefix`: compared piece by piece
+        .NAME.fetching            file or part that is being fetched; it is renamed when it is complete
 
 All processes of a machine share the cache. A process that fetches a file locks it exclusively (flock), and
 processes that use it share a lock. The system releases a lock when its process ends, be it killed; a process
 that waits for the lock then fetches the file again.
 
-When a file needs room, files that nobody has locked are removed, the least recently used first, whichever
-dataset they are of. But if that is a file of the dataset that needs the room, its most recently used file is
-removed instead: an epoch needs that file last of all, and the least recently used one soonest. So a dataset
-that does not fit keeps as many files as fit, and each epoch finds these in the cache; by age alone it would
-find none. Nothing is removed from folders without the mark.
+When a file needs room, files that nobody has locked are removed, one by one. The dataset that has the least
+recently used one gives up the next:
+
+- Another dataset gives up the least recently used file.
+- The dataset that needs the room gives up its most recently used file: each epoch reads all files, and needs
+  that one last. So a dataset that does not fit keeps as many files as fit, and each epoch finds these in the
+  cache. If it gave up the least recently used one, which is needed soonest, no epoch would find any.
+
+Nothing is removed from folders without the mark.
 """
 
 import errno
@@ -311,18 +318,18 @@ class CachedFiles:
         return excess_bytes
 
     def _check_size(self, file: WrittenFile) -> None:
-        """Raise StorageError unless the object has the size that the manifest states, which may be a lie."""
+        """Raise StorageError unless the object has the size in the manifest, which may be forged."""
         info = self._store().find(file.name)
         if info is None or info.bytes != file.bytes:
             size = "nothing" if info is None else f"{info.bytes:,}"
             raise StorageError(
                 f"expected {file.bytes:,} bytes, got {size}",
                 path=self.url / file.name,
-                remedy="put it there again, or remove the dataset if it is a stranger's",
+                remedy="put it there again, or remove the dataset if you do not trust its origin",
             )
 
     def _removal_order(self, files: "Sequence[_FileInCache]") -> "Iterator[_FileInCache]":
-        """Yield the files in the order in which they are to be removed, see the module."""
+        """Yield the files in the order in which they are to be removed, by the two rules of the module."""
         own: deque[_FileInCache] = deque()
         others: deque[_FileInCache] = deque()
         for file in sorted(files, key=lambda file: file.used_s):

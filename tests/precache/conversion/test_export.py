@@ -121,7 +121,7 @@ def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> Non
     assert before.read_index().mask_checksums is not None
     assert np.array_equal(before.read_index().mask_checksums, after.read_index().mask_checksums)
     assert after.manifest.source_options["boxes"] == "box"
-    (left, top, right, bottom), *_ = after.read_index().fields["box"].array(0).tolist()
+    (left, top, right, bottom), *_ = after.read_index().fields["box"].row_array(0).tolist()
     (_, sample), *_ = stored_samples(after)
     bright = sample.pixels("")[..., 0] > 127
     assert bright[round(top) : round(bottom), round(left) : round(right)].all()

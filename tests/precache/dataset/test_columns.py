@@ -18,7 +18,7 @@ VALUES: dict[str, tuple[list[Any], str]] = {
 
 
 def values_in(column: Column) -> list[Any]:
-    return [column.value(row) for row in range(len(column))]
+    return [column.row_value(row) for row in range(len(column))]
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -44,7 +44,7 @@ def test_rows_of_a_column_are_those_of_a_list_with_the_same_index(name: str) -> 
         first, last = sorted(random.integers(0, 16, 2).tolist())
         subsets: list[Rows] = [range(first, last), random.permutation(15)[: last - first]]
         for rows in subsets:
-            column, expected = whole.at(rows), [values[row] for row in rows]
+            column, expected = whole.view_rows(rows), [values[row] for row in rows]
             assert (column.kind, len(column), column.row_shape) == (kind, last - first, whole.row_shape)
             assert values_in(column) == values_in(Column(column.values, column.ends)) == expected
             if not len(rows):
@@ -53,9 +53,12 @@ def test_rows_of_a_column_are_those_of_a_list_with_the_same_index(name: str) -> 
             positions = random.integers(-len(rows), len(rows), 6)
             assert values_in(column.select(positions)) == [expected[row] for row in positions]
             positions %= len(rows)
-            nested = column.at(positions)
-            assert values_in(nested) == values_in(nested.at(range(6)))
-            assert values_in(nested.at(np.array([5, 0]))) == [expected[positions[5]], expected[positions[0]]]
+            nested = column.view_rows(positions)
+            assert values_in(nested) == values_in(nested.view_rows(range(6)))
+            assert values_in(nested.view_rows(np.array([5, 0]))) == [
+                expected[positions[5]],
+                expected[positions[0]],
+            ]
             for part in (slice(1, 4), slice(None, None, -2)):
                 assert values_in(column.select(part)) == expected[part]
             mask = random.random(len(rows)) < 0.5
@@ -65,7 +68,7 @@ def test_rows_of_a_column_are_those_of_a_list_with_the_same_index(name: str) -> 
 @pytest.mark.parametrize("position", [3, -4])
 @pytest.mark.parametrize("name", VALUES)
 def test_select_raises_index_error_outside_of_the_column(name: str, position: int) -> None:
-    column = Column.from_values(VALUES[name][0]).at(range(3))
+    column = Column.from_values(VALUES[name][0]).view_rows(range(3))
     with pytest.raises(IndexError):
         column.select(np.array([position]))
 
@@ -86,3 +89,23 @@ def test_equal_rows_compares_row_by_row(name: str) -> None:
 def test_equal_rows_of_no_rows_is_empty(name: str) -> None:
     empty = Column.from_values(VALUES[name][0]).select(np.empty(0, np.int64))
     assert empty.equal_rows(empty).tolist() == []
+
+
+@pytest.mark.parametrize("rows", [None, range(1, 3), np.array([2, 0])])
+def test_array_of_a_column_copies_as_asked(rows: Rows | None) -> None:
+    """True copies, None copies where it has to, and False raises there."""
+    whole = np.array([3, 0, -7])
+    column = Column(whole, rows=rows)
+    expected = whole if rows is None else whole[rows]
+    for copy in (None, True):
+        assert np.array_equal(column.__array__(copy=copy), expected)
+    assert not np.shares_memory(column.__array__(copy=True), whole)
+    assert column.__array__(np.float32).dtype == np.float32
+    if isinstance(rows, np.ndarray):
+        with pytest.raises(ValueError, match="copy"):
+            column.__array__(copy=False)
+        return
+    for copy in (None, False):
+        assert np.shares_memory(column.__array__(copy=copy), whole)
+    with pytest.raises(ValueError, match="copy"):
+        column.__array__(np.float32, copy=False)

@@ -45,4 +45,4 @@ def test_hf_datasets_keep_splits_order_and_missing_pictures(datasets: Any, tmp_p
         assert sorted(index.ids.tolist()) == [9, 10, 11]
         for row, sample_id in enumerate(index.ids.tolist()):
             assert index.labels[row] == whole[sample_id]["label"]
-            assert index.fields["caption"].value(row) == whole[sample_id]["caption"]
+            assert index.fields["caption"].row_value(row) == whole[sample_id]["caption"]

@@ -55,6 +55,6 @@ def test_a_row_reader_converts_to_the_shards_of_its_tree(
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
     assert read_shards(tmp_path / "out") == read_shards(converted["shards"]) != []
     index = open_dataset(tmp_path / "out").read_index()
-    captions = {index.fields["caption"].value(row) for row in range(len(index.ids))}
+    captions = {index.fields["caption"].row_value(row) for row in range(len(index.ids))}
     assert captions == {f"of {name}" for name in files}
     assert verify_deep(tmp_path / "out", source, workers=0).problems == ()

@@ -564,5 +564,5 @@ def test_columns_are_splits_and_fields(make: Any, tmp_path: Path) -> None:
     scan = scan_of(make({"label": [*"abca"], "fold": folds, **FIELDS}, tmp_path), **options)
     assert [ref.split for ref in scan.samples] == splits
     columns = scan.samples.fields
-    assert {name: [column.value(row) for row in range(4)] for name, column in columns.items()} == FIELDS
+    assert {name: [column.row_value(row) for row in range(4)] for name, column in columns.items()} == FIELDS
     assert [column.kind for column in columns.values()] == ["int", "float", "text", "ragged", "vector"]

@@ -56,7 +56,7 @@ def test_large_whole_numbers_never_become_one_float(photos: Path) -> None:
         rows = f"0.jpg,1234567890123456789\n1.jpg,1234567890123456788\n2.jpg,{last}\n"
         with suppress(SourceError):
             column = scan_text(photos, f"path,id\n{rows}", fields=("id",)).samples.fields["id"]
-            assert [str(column.value(row))[-2:] for row in range(2)] == ["89", "88"]
+            assert [str(column.row_value(row))[-2:] for row in range(2)] == ["89", "88"]
 
 
 def test_the_digest_covers_the_columns_in_use(photos: Path) -> None:

@@ -1,4 +1,4 @@
-"""`bench recommend`: predicts from a sample of a tree what converting it would bring, and can convert it.
+"""Command `bench recommend`: predicts from a sample of a tree what a conversion would bring; can convert it.
 
     command                  parse -> `recommend` -> show
     convert_as_recommended   parse -> `recommend` -> ask -> convert -> compare -> show

@@ -155,7 +155,7 @@ def watch(
             code=128 - code if code < 0 else code,
             ended=ended,
             interrupted=interrupted,
-            machine=Machine(available_cpus(), usage.script_share, usage.other_share),
+            machine=Machine(available_cpus(), usage.script_cpu_share, usage.other_cpu_share),
         )
 
 
@@ -351,8 +351,8 @@ class _Usage:
 
     def __init__(self) -> None:
         self._processes: OtherProcesses | None = None
-        self.script_share: float | None = None
-        self.other_share: float | None = None
+        self.script_cpu_share: float | None = None
+        self.other_cpu_share: float | None = None
 
     def begin(self) -> None:
         """Begin to measure, if that has not begun."""
@@ -361,5 +361,5 @@ class _Usage:
 
     def end(self) -> None:
         """End the measurement, if it has begun and not ended."""
-        if self._processes is not None and self.other_share is None:
-            self.script_share, self.other_share = self._processes.shares()
+        if self._processes is not None and self.other_cpu_share is None:
+            self.script_cpu_share, self.other_cpu_share = self._processes.shares()

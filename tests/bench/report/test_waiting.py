@@ -25,7 +25,7 @@ from bench.report.waiting import (
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
 IMAGES = 32
 ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
-QUIET = Machine(cpus=8, script_share=0.2, other_share=0.0)
+QUIET = Machine(cpus=8, script_cpu_share=0.2, other_cpu_share=0.0)
 Times = Sequence[tuple[float, float]]
 
 
@@ -113,7 +113,7 @@ def test_share_is_the_wait_over_the_time_of_counted_batches(times: Times, worker
     steady_times = all_times[max(3, 2 * workers) :]
     total_s = sum(wait_s + step_s for wait_s, step_s in steady_times)
     assert stream.batches == len(steady_times)
-    assert stream.share.median == pytest.approx(sum(wait_s for wait_s, _ in steady_times) / total_s)
+    assert stream.wait_share.median == pytest.approx(sum(wait_s for wait_s, _ in steady_times) / total_s)
     assert stream.images_per_s == pytest.approx(IMAGES * len(steady_times) / total_s)
 
 
@@ -133,7 +133,7 @@ def test_validation_is_a_stream_of_its_own_and_leaves_training_as_it_is(
             script.epoch(train_loader, train)
     both = find_streams([script.events])
     assert [stream.role for stream in both] == [TRAINING, VALIDATION]
-    assert both[0].share.median == pytest.approx(alone.share.median)
+    assert both[0].wait_share.median == pytest.approx(alone.wait_share.median)
     assert both[0].step_s == pytest.approx(alone.step_s)
     assert both[1].batches == 2 * len(val) - 3
 
@@ -146,7 +146,7 @@ def test_training_may_make_a_new_iterator_for_each_batch() -> None:
         script.batch(number, 0.3, 0.1)
     (stream,) = find_streams([script.events])
     assert stream.role == TRAINING
-    assert stream.share.median == pytest.approx(0.75)
+    assert stream.wait_share.median == pytest.approx(0.75)
 
 
 def test_waits_for_several_loaders_of_a_step_are_added_up() -> None:
@@ -160,9 +160,9 @@ def test_waits_for_several_loaders_of_a_step_are_added_up() -> None:
     streams = find_streams([script.events])
     assert [stream.role for stream in streams] == [TRAINING, TRAINING]
     for stream in streams:
-        assert stream.all_share.median == pytest.approx(0.4)
+        assert stream.all_wait_share.median == pytest.approx(0.4)
         assert stream.images_per_s == pytest.approx(2 * IMAGES)
-    assert streams[0].share.median == pytest.approx(0.3)
+    assert streams[0].wait_share.median == pytest.approx(0.3)
 
 
 def test_loader_that_keeps_up_gets_no_advice() -> None:
@@ -174,7 +174,7 @@ def test_wait_on_a_device_is_its_idle_time() -> None:
     script = training([(0.09, 0.01)] * 40)  # the host waits for the data, the device still computes
     idle = [{"event": "idle", "stream": 0, "batch": number, "seconds": 0.02} for number in range(40)]
     (stream,) = find_streams([[*script.events, *idle]])
-    assert stream.share.median == pytest.approx(0.2)
+    assert stream.wait_share.median == pytest.approx(0.2)
 
 
 def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
@@ -210,7 +210,7 @@ def test_held_batches_and_those_after_them_are_not_counted() -> None:
         script.batch(number, 0.0, 0.4)
     (stream,) = find_streams([script.events])
     assert (stream.alone_s, stream.step_s) == (pytest.approx(0.1), pytest.approx(0.4))
-    assert stream.share.median == 0
+    assert stream.wait_share.median == 0
     assert stream.batches == 17 + 5 - 1  # the last one has no end
 
 
@@ -223,12 +223,12 @@ def test_held_batches_and_those_after_them_are_not_counted() -> None:
     st.floats(0.01, 0.3),
 )
 def test_predicted_range_of_a_change_lies_above_todays_rate(
-    workers: int, cpus: int, script_share: float, other_share: float, alone_s: float
+    workers: int, cpus: int, script_cpu_share: float, other_cpu_share: float, alone_s: float
 ) -> None:
     stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1)
     half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
     fast = MeasuredReplacement("build", None, Estimate(500.0, 200.0, 600.0))
-    machine = Machine(cpus, script_share, other_share)
+    machine = Machine(cpus, script_cpu_share, other_cpu_share)
     for change in find_changes(stream, [stream], machine, [half, fast]):
         rate = change.images_per_s
         assert stream.images_per_s < rate.low <= rate.median <= rate.high

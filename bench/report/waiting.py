@@ -49,6 +49,8 @@ STAGES = {
 """Description of each stage that a training can wait for, by its name; all but the last two are parts."""
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""
+MAX_WORKERS_PER_CPU = 8
+"""Most workers for each CPU of a rank that are ever advised."""
 _WARM_UP = 3  # first batches of a process are not counted: it allocates, tunes and compiles
 _MIN_TRAINED_SHARE = 0.02  # of batches, with a step after them: gradients may be accumulated over 50
 _MAX_SECTIONS = 5  # sections of the watched time, over which ranges are taken
@@ -56,7 +58,6 @@ _MIN_SECTION_BATCHES = 4
 _MIN_HELD_STEPS = 2  # steps timed alone, below which they are not used
 _MODEL_ERROR = 0.1  # share by which every prediction may be off: steps change when data comes otherwise
 _WORKER_MARGIN = 1.25  # advised workers should load this many times faster than the training steps
-_MAX_WORKERS_PER_CPU = 8
 _COPIED_PER_S, _SLOWLY_COPIED_PER_S = 12e9, 4e9  # assumed bytes/s of copies from memory that is not pinned
 _SIMD_RATIOS = (0.2, 0.5)  # resizing time of Pillow-SIMD over that of Pillow, at best and at worst
 
@@ -568,7 +569,8 @@ def find_changes(
 ) -> list[Change]:
     """List the changes that would bring more images/s; none where the stream does not wait.
 
-    The change that brings most is first; where workers that start anew cost the most time, it is their change.
+    The change that brings most is first; where the stream waits most for workers that start anew, it is
+    `persistent_workers`.
 
     Args:
         stream: stream to improve.
@@ -641,7 +643,7 @@ class _Model:
     @property
     def max_workers(self) -> int:
         """Largest number of workers for which there is CPU time."""
-        cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / _MAX_WORKERS_PER_CPU)
+        cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / MAX_WORKERS_PER_CPU)
         return int(self.cpus / cpu_share)
 
     def predict_workers(self, workers: int) -> Estimate:

@@ -50,7 +50,7 @@ STAGES = {
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""
 MAX_WORKERS_PER_CPU = 8
-"""Most workers for each CPU of a rank that are ever advised."""
+"""Largest number of workers that is advised for each CPU of a rank."""
 _WARM_UP = 3  # first batches of a process are not counted: it allocates, tunes and compiles
 _MIN_TRAINED_SHARE = 0.02  # of batches, with a step after them: gradients may be accumulated over 50
 _MAX_SECTIONS = 5  # sections of the watched time, over which ranges are taken
@@ -281,8 +281,8 @@ def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
         training = _find_training(loaders, by_epoch=False)
     other_times = sorted(
         event["asked_s"]
-        for number, loader in loaders.items()
-        if number not in training
+        for stream_id, loader in loaders.items()
+        if stream_id not in training
         for event in loader.events
         if event["event"] == "batch"
     )
@@ -306,7 +306,7 @@ def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
 
 
 def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader]]:
-    """Read the rank of a process, and its loaders by the numbers of their streams."""
+    """Read the rank of a process, and its loaders by the `stream` of their events."""
     rank: int | None = None
     loaders: dict[int, _Loader] = {}
     for event in events:
@@ -357,31 +357,33 @@ def _group_loaders(loaders: Mapping[int, _Loader], training: set[int]) -> list[t
     """Group loaders of one key and role that were iterated one after the other.
 
     Args:
-        loaders: loaders by their numbers.
-        training: numbers of the loaders that train.
+        loaders: loaders by the `stream` of their events.
+        training: keys of the loaders that train.
 
     Returns:
         The loaders of each group, and whether they train.
     """
     groups: list[tuple[list[_Loader], bool]] = []
-    for number, loader in loaders.items():
+    for stream_id, loader in loaders.items():
         times = [event["asked_s"] for event in loader.events if event["event"] == "batch"]
         if not times:
             continue
         for members, is_training in groups:
             last = [event["asked_s"] for event in members[-1].events if event["event"] == "batch"][-1]
-            is_same = (members[0].info["key"], is_training) == (loader.info["key"], number in training)
+            is_same = (members[0].info["key"], is_training) == (loader.info["key"], stream_id in training)
             if is_same and last < times[0]:
                 members.append(loader)
                 break
         else:
-            groups.append(([loader], number in training))
+            groups.append(([loader], stream_id in training))
     return groups
 
 
 def _find_training(loaders: Mapping[int, _Loader], *, by_epoch: bool) -> set[int]:
-    """Numbers of the loaders between whose batches optimizers step; `by_epoch` as in `_is_training`."""
-    return {number for number, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)}
+    """Keys of the loaders between whose batches optimizers step; `by_epoch` as in `_is_training`."""
+    return {
+        stream_id for stream_id, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)
+    }
 
 
 def _is_training(events: Sequence[Event], *, by_epoch: bool) -> bool:
@@ -598,7 +600,7 @@ def find_changes(
         for change in changes
         if change.images_per_s.low > today and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
-    # workers that start anew are the first to be mended where that costs more time than anything else
+    # workers that start anew come first where they cost more time than anything else
     first_name = "persistent_workers" if longest_stage(stream) == "workers" else ""
     return sorted(gaining, key=lambda change: (change.name != first_name, -change.images_per_s.median))
 
@@ -747,10 +749,11 @@ def _suggest_pinning(stream: Stream) -> Change | None:
     """Suggest pinned memory, from which copies run beside the steps; it saves at most the copy of today."""
     if not stream.on_device or stream.info.get("pinned"):
         return None
+    batch_bytes = int(stream.info.get("bytes", 0))
 
     def predict_rate(copied_per_s: float) -> float:
         """Predict images/s where the copies of today, which are saved, run at so many bytes/s."""
-        saved_s = min(stream.info.get("bytes", 0) / copied_per_s, stream.wait_s)
+        saved_s = min(batch_bytes / copied_per_s, stream.wait_s)
         return stream.images / (stream.period_s - saved_s)
 
     rate = Estimate(

@@ -1,4 +1,4 @@
-"""`bench accuracy`: trains one model from several sources of the same pictures, and compares accuracies."""
+"""Command `bench accuracy`: trains one model from several sources of the same pictures, and compares them."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`precache auto`: convert a tree to what suits this machine, and measure what that brought.
+"""Command `precache auto`: convert a tree to what suits this machine, and measure what that brought.
 
 `precache` knows this module by its name alone, because it imports nothing of `bench`.
 """

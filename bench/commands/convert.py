@@ -1,4 +1,4 @@
-"""`bench convert`: times each stage of a conversion, and whole conversions beside other writers."""
+"""Command `bench convert`: times each stage of a conversion, and whole conversions beside other writers."""
 
 import sys
 import tempfile

@@ -1,18 +1,17 @@
-"""`bench hardware`: measures each part of this machine alone, and how long it takes for a data set."""
+"""Command `bench hardware`: measures each part of this machine alone, and how long a data set takes it."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bench.commands.options import PATH
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
-from bench.machine.measurements import HardwareSpec, Probe, prepare_probes, sample_jpegs
+from bench.machine.measurements import HardwareSpec, Probe, describe_pictures, prepare_probes, sample_jpegs
 from bench.machine.monitor import OtherProcesses
 from bench.measure.trials import Trials
 from bench.report.hardware import PARTS, make_result
@@ -25,7 +24,6 @@ from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
 
 _GENERATED_PICTURES = 64  # where no tree is given; making more takes longer than measuring
-_TIMED_PICTURES = 1_000  # where no tree is given, times are given for as many
 
 
 @click.command(name="hardware", cls=commandline.Command)
@@ -57,7 +55,7 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
             "hardware",
             describe_machine(device),
             {
-                **_describe_pictures(data, scan, jpegs),
+                **describe_pictures(data, scan, jpegs),
                 "scratch": str(scratch),
                 "on_scratch_disk": data is None or data.stat().st_dev == scratch.stat().st_dev,
                 "seconds": seconds,
@@ -91,23 +89,6 @@ def _run_probe(probe: Probe) -> Trial:
     if share is not None:
         numbers["other_cpu_share"] = share
     return Trial(numbers=numbers, facts={"how": probe.conditions})
-
-
-def _describe_pictures(data: Path | None, scan: Scan, jpegs: list[bytes]) -> dict[str, Any]:
-    """Return the settings that say which pictures are decoded, and for how many the times are given."""
-    if data is None:
-        mean_bytes = sum(map(len, jpegs)) / len(jpegs)
-        return {
-            "pictures": "generated photographs",
-            "images": _TIMED_PICTURES,
-            "file_bytes": round(_TIMED_PICTURES * mean_bytes),
-        }
-    return {
-        "pictures": str(data),
-        "images": len(scan.samples),
-        "file_bytes": int(scan.samples.file_bytes.sum()),
-        "digest": scan.digest,
-    }
 
 
 @contextmanager

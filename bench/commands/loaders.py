@@ -1,4 +1,4 @@
-"""`bench loaders`: compares loaders, alone and feeding a trainer, over workers, batch sizes or ranks."""
+"""Command `bench loaders`: compares loaders, alone and feeding a trainer, by workers, batch size or ranks."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`bench quickstart`: makes photographs, converts them, compares loaders and writes the report."""
+"""Command `bench quickstart`: makes photographs, converts them, compares loaders and writes the report."""
 
 import json
 import os

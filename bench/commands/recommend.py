@@ -1,4 +1,4 @@
-"""`bench recommend`: predicts from a sample of a tree what converting it would bring, and can convert it.
+"""Command `bench recommend`: predicts from a sample of a tree what a conversion would bring; can convert it.
 
     command                  parse -> `recommend` -> show
     convert_as_recommended   parse -> `recommend` -> ask -> convert -> compare -> show
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -26,7 +25,7 @@ from bench.measure.settings import Settings
 from bench.measure.storing import check_free, choose_recipe, find_begun_recipe, find_limit, free_folder
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
-from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
+from bench.report.forecast import RISK, SAMPLE, stored_size, stored_words
 from bench.report.gain import TODAY_BACKEND, source_name
 from bench.report.loaders import other_cpu_share
 from bench.report.recommendation import (
@@ -35,6 +34,7 @@ from bench.report.recommendation import (
     build_line,
     convert_line,
     describe_dtype,
+    median_error,
 )
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
@@ -428,7 +428,7 @@ def _report_gain(
     if sentences := find_faults(scan, [reject.path for reject in manifest.rejected]).sentences():
         answer.append(tuple(sentences))
     if predicted is not None:
-        error = _median_error(predicted, result)
+        error = median_error(predicted, result)
         answer.append((f"Predicted images/s were {error:.0%} off in the median.",))
     output.finish(replace(result, answer=tuple(answer), next_step=steps))
     stored_bytes = manifest.stored_bytes
@@ -495,17 +495,6 @@ def _find_row(result: Result, data: str) -> Row | None:
         if row.key["data"] == data and row.key["backend"] != TODAY_BACKEND:
             return row
     return None
-
-
-def _median_error(predicted: Result, measured: Result) -> float:
-    """Return the median relative error of the predicted images/s: |predicted / measured - 1|."""
-    errors = []
-    for after in measured.rows:
-        for before in predicted.rows:
-            is_same_loader = all(before.key[name] == after.key[name] for name in ("backend", "data"))
-            if is_same_loader and before.key["trainer"] == PREDICTED:
-                errors.append(abs(training_rate(before).median / training_rate(after).median - 1))
-    return median(errors) if errors else 0.0
 
 
 def require_local(name: str, place: Location) -> Path:

@@ -1,4 +1,4 @@
-"""`bench report`: shows a result that another command wrote to a file, or compares two of them."""
+"""Command `bench report`: shows a result that another command wrote to a file, or compares two of them."""
 
 import json
 from collections.abc import Callable, Sequence

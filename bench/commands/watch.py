@@ -1,4 +1,4 @@
-"""`bench watch`: runs a user's own training script, and says how much it waits for data, and for what."""
+"""Command `bench watch`: runs a user's own training script; says how much it waits for data, and for what."""
 
 import os
 import sys
@@ -121,8 +121,8 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
         "fault": faults[0]["text"] if faults else "",
         "left_out": [],
         "cpus": observed.machine.cpus,
-        "ours": observed.machine.script_share,
-        "others": observed.machine.other_share,
+        "ours": observed.machine.script_cpu_share,
+        "others": observed.machine.other_cpu_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     skipped: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
         if first.record and not observed.interrupted:
             remade = bool(first.info.get("remade"))
             replacements = find_replacements(first.record, _SHARDS, remade=remade)
-        if replacements.advices and not is_disturbed(observed.machine.other_share):
+        if replacements.advices and not is_disturbed(observed.machine.other_cpu_share):
             note("measuring what would help, on a sample of the pictures ...")
             try:
                 measured = measure_replacements(

@@ -1,4 +1,4 @@
-"""Compare the waits that `bench watch` finds in trainings with the waits that were put into them.
+"""Check of `bench watch`: compares the waits that it finds in trainings with the waits put into them.
 
     python -m bench.lab.watch
     python -m bench.lab.watch --changes photos

@@ -1,4 +1,4 @@
-"""Description of this machine, and the precision in which its device computes."""
+"""Description of this machine's hardware, and the precision in which its device computes."""
 
 import platform
 from datetime import date

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, picture_readers
 
 PICTURES = 200
+_TIMED_PICTURES = 1_000  # times are given for as many where the user named no tree
 _RANDOM_READ_BYTES = (4 << 10, 128 << 10)
 _MULTIPLICATIONS = 10  # between two waits for the GPU, because launching and waiting take time, too
 
@@ -102,6 +104,29 @@ def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
             continue
         files.append(data)
     return files
+
+
+def describe_pictures(data: Path | None, scan: Scan, jpegs: Sequence[bytes]) -> dict[str, Any]:
+    """Return the settings that say which pictures are decoded, and for how many the times are given.
+
+    Args:
+        data: tree that the user named; None: the tree was generated.
+        scan: scan of that tree.
+        jpegs: sampled files of that tree.
+    """
+    if data is None:
+        mean_bytes = sum(map(len, jpegs)) / len(jpegs)
+        return {
+            "pictures": "generated photographs",
+            "images": _TIMED_PICTURES,
+            "file_bytes": round(_TIMED_PICTURES * mean_bytes),
+        }
+    return {
+        "pictures": str(data),
+        "images": len(scan.samples),
+        "file_bytes": int(scan.samples.file_bytes.sum()),
+        "digest": scan.digest,
+    }
 
 
 def _memory_probes(spec: HardwareSpec) -> list[Probe]:

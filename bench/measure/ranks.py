@@ -1,7 +1,7 @@
 """Data-parallel ranks on this machine: what `bench loaders --ranks` measures.
 
 torchrun runs `python -m bench.measure.ranks FOLDER` once per rank; the settings lie pickled in
-FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes its numbers, or
+FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes its measurements, or
 {"error": message}, to FOLDER/<rank>.json.
 """
 
@@ -41,8 +41,8 @@ from precache.storage.staging import temporary_folder
 
 _SETTINGS_IN_RESULT = ("size", "warmup", "batches", "repeats", "amp", "augment")
 """Fields of `Settings` that a result's file has under the same names."""
-RankNumbers: TypeAlias = dict[str, list[dict[str, float]]]
-"""Numbers that one rank measured in each repeat, by the kind of run: ALONE, OWN_PACE, IN_STEP."""
+RankMeasurements: TypeAlias = dict[str, list[dict[str, float]]]
+"""Measurement of each repeat in one rank, `images_per_s` and `wait_share` (0 to 1), by the kind of run."""
 _GRACE_S = 40  # torchrun itself gives its ranks 30 s to end
 
 
@@ -97,7 +97,7 @@ def compare_ranks(
     }
     trials = Trials(path, "loaders", describe_machine(device), result_settings)
     trials.skipped.update(skipped)
-    for number, candidate in enumerate(usable):
+    for position, candidate in enumerate(usable):
         key = {
             "backend": candidate.backend,
             "data": str(candidate.path),
@@ -112,21 +112,23 @@ def compare_ranks(
             candidate.backend, candidate.path, len(candidate.data.classes), trainer=trainer
         )
 
-        def report(done: int, total: int, number: int = number) -> None:
-            on_progress(number * total + done, len(usable) * total)
+        def report(done: int, total: int, position: int = position) -> None:
+            on_progress(position * total + done, len(usable) * total)
 
-        for rank, rank_numbers in enumerate(launch_ranks(rank_settings, ranks, report)):
-            for kind, repeats in rank_numbers.items():
-                for repeat, numbers in enumerate(repeats):
-                    numbers["page_cache_is_warm"] = float(is_warm)
-                    trials.add(Trial({"what": kind, **key, "rank": rank, "repeat": repeat}, numbers))
+        for rank, measurements in enumerate(launch_ranks(rank_settings, ranks, report)):
+            for kind, repeats in measurements.items():
+                for repeat, measurement in enumerate(repeats):
+                    measurement["page_cache_is_warm"] = float(is_warm)
+                    trials.add(Trial({"what": kind, **key, "rank": rank, "repeat": repeat}, measurement))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
     trials.finish(result)
     return result
 
 
-def launch_ranks(settings: Settings, ranks: int, on_progress: Progress = no_progress) -> list[RankNumbers]:
-    """Start that many ranks by torchrun, rank N on GPU N if the device is a GPU, and return their numbers.
+def launch_ranks(
+    settings: Settings, ranks: int, on_progress: Progress = no_progress
+) -> list[RankMeasurements]:
+    """Start that many ranks by torchrun, rank N on GPU N if the device is a GPU; return what each measured.
 
     Raises:
         PrecacheError: a rank raised one.
@@ -206,12 +208,12 @@ class SynchronizedTrainer:
         dist.all_reduce(self._gradient)
 
 
-def measure_rank(settings: Settings) -> RankNumbers:
+def measure_rank(settings: Settings) -> RankMeasurements:
     """Measure the runs of this rank, in the process that torchrun has started for it.
 
-    Returns:
-        `images_per_s` and `wait_share` (0 to 1) of each repeat, by the kind of run:
-        ALONE: rank 0 trains with all samples and, unless `workers` says other, all CPUs; others have none;
+    The kinds of runs are:
+        ALONE: rank 0 trains alone on all samples, with all CPUs unless `workers` is set; the other ranks
+            wait, and measure nothing;
         OWN_PACE: all ranks train at the same time, each at its own pace;
         IN_STEP: all ranks train in step.
     """
@@ -225,9 +227,11 @@ def measure_rank(settings: Settings) -> RankNumbers:
         in_step_trainer = trainer.distributed()
     else:
         in_step_trainer = SynchronizedTrainer(trainer, settings.device)
-    numbers: RankNumbers = {ALONE: [], OWN_PACE: [], IN_STEP: []}
-    for repeat in range(settings.repeats):
-        for number, (kind, repeats) in enumerate(numbers.items()):
+    measurements: RankMeasurements = {ALONE: [], OWN_PACE: [], IN_STEP: []}
+    runs = settings.repeats * len(measurements)
+    done = 0
+    for _ in range(settings.repeats):
+        for kind, repeats in measurements.items():
             is_alone = kind == ALONE
             torch.set_num_threads(max(1, available_cpus() // (1 if is_alone else dist.get_world_size())))
             if rank == 0 or not is_alone:
@@ -238,14 +242,14 @@ def measure_rank(settings: Settings) -> RankNumbers:
                 names = ("images_per_s", "wait_share")
                 repeats.append({name: trial.numbers[name] for name in names})
             dist.all_reduce(torch.zeros(1))  # on the CPU, so that waiting keeps no GPU busy
+            done += 1
             if rank == 0:
-                done = repeat * len(numbers) + number + 1
-                print(f"done {done} of {len(numbers) * settings.repeats}", flush=True)
-    return numbers
+                print(f"done {done} of {runs}", flush=True)
+    return measurements
 
 
 def main() -> None:
-    """Join the other ranks, measure, and write this rank's numbers or its error."""
+    """Join the other ranks, measure, and write this rank's measurements or its error."""
     folder = Path(sys.argv[1])
     settings: Settings = pickle.loads((folder / "settings").read_bytes())
     on_gpu = settings.device.type == "cuda"

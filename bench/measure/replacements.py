@@ -1,4 +1,4 @@
-"""Loading times of data sets that may replace a watched one, measured on a sample of its pictures."""
+"""Measurement of replacements: loading times of data sets that may replace a watched one, on a sample."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

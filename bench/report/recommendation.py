@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.report.forecast import (
+    PREDICTED,
     RISK,
     SAMPLE,
     Inputs,
@@ -24,7 +26,7 @@ from bench.report.gain import TODAY_BACKEND, answer, find_gain, source_name
 from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
-from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
+from bench.report.verdict import KEEPS_UP, RAW_TREE, judge, training_rate
 from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
@@ -280,3 +282,17 @@ def _describe_inputs(inputs: Inputs) -> str:
         f"{quantity(inputs.images, 'picture')}, {quantity(inputs.cpus, 'CPU')}, accelerator {gpus}"
         f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
     )
+
+
+def median_error(predicted: Result, measured: Result) -> float:
+    """Median relative error of the predicted images/s, |predicted / measured - 1|; 0 where no rows match."""
+    errors = []
+    for measured_row in measured.rows:
+        for predicted_row in predicted.rows:
+            is_same_loader = all(
+                predicted_row.key[name] == measured_row.key[name] for name in ("backend", "data")
+            )
+            if is_same_loader and predicted_row.key["trainer"] == PREDICTED:
+                ratio = training_rate(predicted_row).median / training_rate(measured_row).median
+                errors.append(abs(ratio - 1))
+    return median(errors) if errors else 0.0

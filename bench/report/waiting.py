@@ -10,9 +10,17 @@ The wait of a batch is the time from asking for it to having it; the step is the
 next batch is asked for. So a loader that reads ahead of a slow step costs nothing. On CUDA the wait is the
 time for which the device had nothing to do.
 
-A change is predicted from three times of a batch: starting workers, loading, and the step when no worker is
-busy. Where loading and step share the CPUs, no CPU ever idles in the best case, and in the worst case loading
-stands still on the CPUs that the step uses; the predicted range holds both.
+The effect of a change is predicted from three durations: `start`, the wait for starts of epochs, averaged
+over all batches; `load`, loading a batch in one process; and `step`, the step of a batch while no worker is
+busy. With some number of workers and of CPUs, the period from one batch to the next is
+
+    without workers    start + step + load
+    at best            start + max(step, load / workers, (CPU seconds of step and load) / CPUs)
+    at worst           start + step + (share of the CPUs that the step uses) * load / workers
+
+At best, no CPU ever idles; at worst, no batch is loaded on those CPUs while they step. The predicted range
+holds both, and the worst is never taken to be less than the best. Where a step was not timed alone, or other
+processes use the CPUs, the range is over two values of `step`, or of the CPUs.
 """
 
 import math
@@ -41,14 +49,17 @@ STAGES = {
 """Description of each stage that a training can wait for, by its name; all but the last two are parts."""
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""
+MAX_WORKERS_PER_CPU = 8
+"""Largest number of workers that is advised for each CPU of a rank."""
 _WARM_UP = 3  # first batches of a process are not counted: it allocates, tunes and compiles
+_MIN_TRAINED_SHARE = 0.02  # of batches, with a step after them: gradients may be accumulated over 50
 _MAX_SECTIONS = 5  # sections of the watched time, over which ranges are taken
 _MIN_SECTION_BATCHES = 4
 _MIN_HELD_STEPS = 2  # steps timed alone, below which they are not used
 _MODEL_ERROR = 0.1  # share by which every prediction may be off: steps change when data comes otherwise
 _WORKER_MARGIN = 1.25  # advised workers should load this many times faster than the training steps
-_MAX_WORKERS_PER_CPU = 8
-_SIMD = (0.2, 0.5)  # resizing time of Pillow-SIMD over that of Pillow, at best and at worst
+_COPIED_PER_S, _SLOWLY_COPIED_PER_S = 12e9, 4e9  # assumed bytes/s of copies from memory that is not pinned
+_SIMD_RATIOS = (0.2, 0.5)  # resizing time of Pillow-SIMD over that of Pillow, at best and at worst
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +76,11 @@ class Stream:
         period_s: seconds from batch to batch, the sum of `wait_s` and `step_s`.
         wait_s: seconds that a batch is waited for.
         step_s: seconds from having a batch until the next one is asked for.
-        share: share of the time that is waited; the range is over sections of the time.
+        wait_share: share of the time that is waited; the range is over sections of the time.
         start_s: seconds that the first batch of a further epoch takes, with the end of the epoch before and
             the making of its iterator; 0 where there was none.
         usual_s: seconds that another batch is waited for.
-        start_share: share of the time that first batches of epochs take beyond `usual_s`.
+        start_wait_share: share of the time that first batches of epochs take beyond `usual_s`.
         alone_s: seconds of a step when no worker is busy; None where that was not measured.
         step_cpu_s: CPU seconds of a step, timed alone if that was measured.
         process_cpu_s: CPU seconds of the script's own process from batch to batch.
@@ -79,7 +90,7 @@ class Stream:
         on_device: whether waits are the device's idle time.
         ahead: whether another thread than the training asks for the batches.
         loaders: number of loaders that each step takes batches from; `images` is the sum over them.
-        all_share: share of the time that is waited for any of these loaders.
+        all_wait_share: share of the time that is waited for any of these loaders.
         note: reason why the parts could not be timed.
     """
 
@@ -92,10 +103,10 @@ class Stream:
     period_s: float
     wait_s: float
     step_s: float
-    share: Estimate
+    wait_share: Estimate
     start_s: float
     usual_s: float
-    start_share: float
+    start_wait_share: float
     alone_s: float | None
     step_cpu_s: float
     process_cpu_s: float
@@ -106,7 +117,7 @@ class Stream:
     on_device: bool
     ahead: bool
     loaders: int
-    all_share: Estimate
+    all_wait_share: Estimate
     note: str
 
     @property
@@ -125,14 +136,14 @@ class Stream:
         return int(self.info.get("workers", 0))
 
     @property
-    def starting_s(self) -> float:
-        """Seconds that starts of epochs take, per batch."""
-        return self.period_s * self.start_share
+    def start_wait_s(self) -> float:
+        """Seconds that starts of epochs add to the wait, averaged over all batches."""
+        return self.period_s * self.start_wait_share
 
     @property
     def loads_too_slowly(self) -> bool:
         """Whether batches are waited for within epochs, too, and not only at their starts."""
-        return self.wait_s - self.starting_s >= NEGLIGIBLE_SHARE * self.period_s
+        return self.wait_s - self.start_wait_s >= NEGLIGIBLE_SHARE * self.period_s
 
     @property
     def shows_pictures(self) -> bool:
@@ -181,13 +192,13 @@ class Machine:
 
     Attributes:
         cpus: number of CPUs that the script may use.
-        script_share: share of them, 0 to 1, that the script used; None where not known.
-        other_share: share of them, 0 to 1, that other processes used; None where not known.
+        script_cpu_share: share of them, 0 to 1, that the script used; None where not known.
+        other_cpu_share: share of them, 0 to 1, that other processes used; None where not known.
     """
 
     cpus: int
-    script_share: float | None
-    other_share: float | None
+    script_cpu_share: float | None
+    other_cpu_share: float | None
 
 
 def warm_up(info: Mapping[str, Any]) -> int:
@@ -265,16 +276,13 @@ class _Loader:
 def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
     """Make the streams of one process."""
     rank, loaders = _read_events(events)
-    training: set[int] = set()
-    for by_epoch in (True, False):
-        if not training:  # a training may make a new iterator for each batch, and so have no second batch
-            training = {
-                number for number, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)
-            }
+    training = _find_training(loaders, by_epoch=True)
+    if not training:  # it may make a new iterator for each batch, so that no epoch has a second batch
+        training = _find_training(loaders, by_epoch=False)
     other_times = sorted(
         event["asked_s"]
-        for number, loader in loaders.items()
-        if number not in training
+        for stream_id, loader in loaders.items()
+        if stream_id not in training
         for event in loader.events
         if event["event"] == "batch"
     )
@@ -288,17 +296,17 @@ def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
             streams.append((stream, [batch.got_s for batch in batches]))
     combined = []
     for stream, times_s in streams:
-        fed_by = [stream]
+        feeding = [stream]
         for other, other_times_s in streams:
             both_train = stream.role == TRAINING and other.role == TRAINING
             if other is not stream and both_train and _alternate(times_s, other_times_s):
-                fed_by.append(other)
-        combined.append(_combine(stream, fed_by))
+                feeding.append(other)
+        combined.append(_combine(stream, feeding))
     return combined
 
 
 def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader]]:
-    """Read the rank of a process, and its loaders by the numbers of their streams."""
+    """Read the rank of a process, and its loaders by the `stream` of their events."""
     rank: int | None = None
     loaders: dict[int, _Loader] = {}
     for event in events:
@@ -330,14 +338,14 @@ def _alternate(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
     return bool(between) and sum(between) > len(between) / 2
 
 
-def _combine(stream: Stream, fed_by: Sequence[Stream]) -> Stream:
+def _combine(stream: Stream, feeding: Sequence[Stream]) -> Stream:
     """Set the fields of a stream that are about all streams from which each step takes a batch."""
-    shares = [member.share for member in fed_by]
+    shares = [member.wait_share for member in feeding]
     return replace(
         stream,
-        loaders=len(fed_by),
-        images=sum(member.images * stream.period_s / member.period_s for member in fed_by),
-        all_share=Estimate(
+        loaders=len(feeding),
+        images=sum(member.images * stream.period_s / member.period_s for member in feeding),
+        all_wait_share=Estimate(
             min(1.0, sum(share.median for share in shares)),
             min(1.0, sum(share.low for share in shares)),
             min(1.0, sum(share.high for share in shares)),
@@ -349,29 +357,36 @@ def _group_loaders(loaders: Mapping[int, _Loader], training: set[int]) -> list[t
     """Group loaders of one key and role that were iterated one after the other.
 
     Args:
-        loaders: loaders by their numbers.
-        training: numbers of the loaders that train.
+        loaders: loaders by the `stream` of their events.
+        training: keys of the loaders that train.
 
     Returns:
         The loaders of each group, and whether they train.
     """
     groups: list[tuple[list[_Loader], bool]] = []
-    for number, loader in loaders.items():
+    for stream_id, loader in loaders.items():
         times = [event["asked_s"] for event in loader.events if event["event"] == "batch"]
         if not times:
             continue
         for members, is_training in groups:
             last = [event["asked_s"] for event in members[-1].events if event["event"] == "batch"][-1]
-            is_same = (members[0].info["key"], is_training) == (loader.info["key"], number in training)
+            is_same = (members[0].info["key"], is_training) == (loader.info["key"], stream_id in training)
             if is_same and last < times[0]:
                 members.append(loader)
                 break
         else:
-            groups.append(([loader], number in training))
+            groups.append(([loader], stream_id in training))
     return groups
 
 
-def _is_training(events: Sequence[Event], by_epoch: bool) -> bool:
+def _find_training(loaders: Mapping[int, _Loader], *, by_epoch: bool) -> set[int]:
+    """Keys of the loaders between whose batches optimizers step; `by_epoch` as in `_is_training`."""
+    return {
+        stream_id for stream_id, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)
+    }
+
+
+def _is_training(events: Sequence[Event], *, by_epoch: bool) -> bool:
     """Whether optimizers step between the batches of a loader.
 
     Args:
@@ -390,7 +405,7 @@ def _is_training(events: Sequence[Event], by_epoch: bool) -> bool:
             if event["event"] == "batch":
                 batches += 1
             steps = event["steps"]
-    return trained > 0 and trained >= 0.02 * batches
+    return trained > 0 and trained >= _MIN_TRAINED_SHARE * batches
 
 
 def _read_batches(events: Sequence[Event], validation_times: Sequence[float]) -> list[_Batch]:
@@ -488,8 +503,8 @@ def _make_stream(
     held_batches = [batch for batch in batches if batch.served == "held" and batch.is_clean]
     parts: Mapping[str, Any] = next((member.parts for member in members if member.parts), {})
     cpu_s = sum(batch.step_cpu_s for batch in steady)
-    share = wait_s / total_s
-    estimated_share = Estimate(share, min(share, *shares), max(share, *shares))
+    overall = wait_s / total_s
+    wait_share = Estimate(overall, min(overall, *shares), max(overall, *shares))
     alone_s = None
     step_cpu_s = cpu_s / len(steady)
     if info["workers"] == 0:
@@ -507,10 +522,10 @@ def _make_stream(
         period_s=total_s / len(steady),
         wait_s=wait_s / len(steady),
         step_s=(total_s - wait_s) / len(steady),
-        share=estimated_share,
+        wait_share=wait_share,
         start_s=median(starts) if starts else 0.0,
         usual_s=usual_s,
-        start_share=sum(max(0.0, start_s - usual_s) for start_s in starts) / total_s,
+        start_wait_share=sum(max(0.0, start_s - usual_s) for start_s in starts) / total_s,
         alone_s=alone_s,
         step_cpu_s=step_cpu_s,
         process_cpu_s=(cpu_s + sum(batch.wait_cpu_s for batch in steady)) / len(steady),
@@ -520,7 +535,7 @@ def _make_stream(
         starts=tuple(position for position, batch in enumerate(steady) if batch.is_first),
         on_device=on_device,
         loaders=1,
-        all_share=estimated_share,
+        all_wait_share=wait_share,
         ahead=any(member.is_ahead for member in members),
         note=str(parts.get("failed", "")),
     )
@@ -531,7 +546,7 @@ def _make_stream(
 
 def is_waiting(stream: Stream) -> bool:
     """Whether a stream waits for so much of the time that a change is worthwhile."""
-    return stream.all_share.median >= NEGLIGIBLE_SHARE
+    return stream.all_wait_share.median >= NEGLIGIBLE_SHARE
 
 
 def can_change(stream: Stream) -> bool:
@@ -541,7 +556,7 @@ def can_change(stream: Stream) -> bool:
 
 def longest_stage(stream: Stream) -> str:
     """Name the stage of STAGES that a stream waits for most; empty where that is not known."""
-    if stream.start_share > stream.share.median / 2:
+    if stream.start_wait_share > stream.wait_share.median / 2:
         if stream.workers > 0 and not stream.info.get("persistent"):
             return "workers"
         return "start"
@@ -554,7 +569,10 @@ def find_changes(
     machine: Machine,
     replacements: Sequence[MeasuredReplacement] = (),
 ) -> list[Change]:
-    """List the changes that would bring more images/s, the most first; none where the stream does not wait.
+    """List the changes that would bring more images/s; none where the stream does not wait.
+
+    The change that brings most is first; where the stream waits most for workers that start anew, it is
+    `persistent_workers`.
 
     Args:
         stream: stream to improve.
@@ -582,10 +600,9 @@ def find_changes(
         for change in changes
         if change.images_per_s.low > today and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
-    gaining.sort(key=lambda change: -change.images_per_s.median)
-    if longest_stage(stream) == "workers":
-        gaining.sort(key=lambda change: change.name != "persistent_workers")
-    return gaining
+    # workers that start anew come first where they cost more time than anything else
+    first_name = "persistent_workers" if longest_stage(stream) == "workers" else ""
+    return sorted(gaining, key=lambda change: (change.name != first_name, -change.images_per_s.median))
 
 
 def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
@@ -605,34 +622,36 @@ class _Model:
     def __init__(self, stream: Stream, machine: Machine, ranks: int) -> None:
         self._stream = stream
         self.cpus = machine.cpus / ranks
-        self._other_share = 0.0
-        if is_disturbed(machine.other_share) and machine.other_share is not None:
-            self._other_share = min(machine.other_share, 0.95)
+        self._other_cpu_share = 0.0
+        if is_disturbed(machine.other_cpu_share) and machine.other_cpu_share is not None:
+            self._other_cpu_share = min(machine.other_cpu_share, 0.95)
         self.step_s = stream.unhindered_s
-        if self._other_share:  # other processes slow steps down, and not always those that are timed alone
+        if (
+            self._other_cpu_share
+        ):  # other processes slow steps down, and not always those that are timed alone
             self.step_s = stream.step_s
         workers = stream.workers
-        steady_s = stream.period_s - stream.starting_s
+        steady_s = stream.period_s - stream.start_wait_s
         if workers == 0:
-            self.load_s = max(0.0, stream.wait_s - stream.starting_s)
+            self.load_s = max(0.0, stream.wait_s - stream.start_wait_s)
             self._load_cpu_s = min(self.load_s, max(0.0, stream.process_cpu_s - stream.step_cpu_s))
             return
         self.load_s = steady_s * workers  # workers that are waited for never idle
         used_s = min(workers, self.cpus) * steady_s  # CPU time, at most
-        if machine.script_share is not None:
-            used_s = machine.script_share * self.cpus * stream.period_s - stream.process_cpu_s
+        if machine.script_cpu_share is not None:
+            used_s = machine.script_cpu_share * self.cpus * stream.period_s - stream.process_cpu_s
         self._load_cpu_s = min(self.load_s, max(0.0, used_s))
 
     @property
     def max_workers(self) -> int:
         """Largest number of workers for which there is CPU time."""
-        cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / _MAX_WORKERS_PER_CPU)
+        cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / MAX_WORKERS_PER_CPU)
         return int(self.cpus / cpu_share)
 
     def predict_workers(self, workers: int) -> Estimate:
         """Predict images/s with another number of workers."""
-        starting_s = self._stream.starting_s if self._stream.workers else 0.0
-        return self._rate([self._periods(self.load_s, self._load_cpu_s, workers, starting_s)])
+        start_wait_s = self._stream.start_wait_s if self._stream.workers else 0.0
+        return self._rate([self._periods(self.load_s, self._load_cpu_s, workers, start_wait_s)])
 
     def predict_samples(self, factor: Estimate) -> Estimate:
         """Predict images/s where loading a sample takes `factor` times as long as today."""
@@ -640,7 +659,7 @@ class _Model:
         periods = []
         for times in (factor.low, factor.high):
             load_s, load_cpu_s = self.load_s * times, self._load_cpu_s * times
-            periods.append(self._periods(load_s, load_cpu_s, stream.workers, stream.starting_s))
+            periods.append(self._periods(load_s, load_cpu_s, stream.workers, stream.start_wait_s))
         return self._rate(periods)
 
     def predict_loader(self, rate: Estimate) -> Estimate:
@@ -652,7 +671,7 @@ class _Model:
         return self._rate(periods)
 
     def _periods(
-        self, load_s: float, load_cpu_s: float, workers: float, starting_s: float
+        self, load_s: float, load_cpu_s: float, workers: float, start_wait_s: float
     ) -> tuple[float, float]:
         """Predict the seconds from batch to batch, at best and at worst.
 
@@ -660,16 +679,16 @@ class _Model:
             load_s: seconds that one process takes to load a batch.
             load_cpu_s: CPU seconds of that.
             workers: number of workers that share the loading; 0: the training's own process loads.
-            starting_s: seconds that starts of epochs take, per batch.
+            start_wait_s: seconds that starts of epochs add to the wait, averaged over all batches.
         """
         stream = self._stream
         steps_s = [self.step_s]
         # a step that was not timed alone may have been slowed down by the workers
-        if stream.alone_s is None and not stream.on_device and not self._other_share:
+        if stream.alone_s is None and not stream.on_device and not self._other_cpu_share:
             steps_s.append(min(stream.step_s, stream.step_cpu_s / self.cpus))
         periods_s: list[float] = []
         for step_s in steps_s:
-            for cpus in (self.cpus, self.cpus * (1 - self._other_share)):
+            for cpus in (self.cpus, self.cpus * (1 - self._other_cpu_share)):
                 if workers == 0:
                     periods_s.append(step_s + load_s)
                     continue
@@ -678,7 +697,7 @@ class _Model:
                 step_share = min(1.0, stream.step_cpu_s / max(step_s * cpus, 1e-9))
                 worst_s = max(best_s, step_s + step_share * shared_s)
                 periods_s += [best_s, worst_s]
-        return starting_s + min(periods_s), starting_s + max(periods_s)
+        return start_wait_s + min(periods_s), start_wait_s + max(periods_s)
 
     def _rate(self, periods: Sequence[tuple[float, float]]) -> Estimate:
         """Convert periods, each (best, worst) in seconds, to images/s with the error of the model."""
@@ -708,15 +727,21 @@ def _suggest_more_workers(stream: Stream, model: _Model) -> Change | None:
 
 def _suggest_persistent_workers(stream: Stream) -> Change | None:
     """Suggest to keep workers from epoch to epoch, which saves their start, but not loading a first batch."""
-    if stream.workers == 0 or stream.info.get("persistent") or stream.start_share < NEGLIGIBLE_SHARE:
+    if stream.workers == 0 or stream.info.get("persistent") or stream.start_wait_share < NEGLIGIBLE_SHARE:
         return None
-    batch_s = sum(stream.parts.values()) * stream.images
-    more_s = max(stream.start_s - stream.usual_s, 1e-9)
-    rates = []
-    for times in (1.0, 0.0, 2.0):  # a first batch takes that many times the loading of one batch
-        remaining_share = min(1.0, times * batch_s / more_s)
-        rates.append(stream.images / (stream.period_s - stream.starting_s * (1 - remaining_share)))
-    rate = Estimate(rates[0], min(rates) * (1 - _MODEL_ERROR), max(rates) * (1 + _MODEL_ERROR))
+    load_s = sum(stream.parts.values()) * stream.images
+    extra_s = max(stream.start_s - stream.usual_s, 1e-9)
+
+    def predict_rate(loads: float) -> float:
+        """Predict images/s where the first batch of an epoch still takes the time of that many loads."""
+        remaining_share = min(1.0, loads * load_s / extra_s)
+        return stream.images / (stream.period_s - stream.start_wait_s * (1 - remaining_share))
+
+    rate = Estimate(
+        median=predict_rate(1.0),
+        low=predict_rate(2.0) * (1 - _MODEL_ERROR),
+        high=predict_rate(0.0) * (1 + _MODEL_ERROR),
+    )
     return Change("persistent_workers", rate, {"persistent_workers": True})
 
 
@@ -724,19 +749,29 @@ def _suggest_pinning(stream: Stream) -> Change | None:
     """Suggest pinned memory, from which copies run beside the steps; it saves at most the copy of today."""
     if not stream.on_device or stream.info.get("pinned"):
         return None
-    rates = []
-    for bytes_per_s in (12e9, math.inf, 4e9):  # assumed speed of today's copy: typical, free, slow
-        saved_s = min(stream.info.get("bytes", 0) / bytes_per_s, stream.wait_s)
-        rates.append(stream.images / (stream.period_s - saved_s))
-    rate = Estimate(rates[0], rates[1] * (1 - _MODEL_ERROR), rates[2] * (1 + _MODEL_ERROR))
+    batch_bytes = int(stream.info.get("bytes", 0))
+
+    def predict_rate(copied_per_s: float) -> float:
+        """Predict images/s where the copies of today, which are saved, run at so many bytes/s."""
+        saved_s = min(batch_bytes / copied_per_s, stream.wait_s)
+        return stream.images / (stream.period_s - saved_s)
+
+    rate = Estimate(
+        median=predict_rate(_COPIED_PER_S),
+        low=stream.images_per_s * (1 - _MODEL_ERROR),  # copies that take no time: nothing is saved
+        high=predict_rate(_SLOWLY_COPIED_PER_S) * (1 + _MODEL_ERROR),
+    )
     return Change("pin_memory", rate, {"pin_memory": True})
 
 
 def _suggest_simd(stream: Stream, model: _Model) -> Change | None:
-    """Suggest Pillow-SIMD where Pillow resizes; its versions end in 'post' and a number."""
-    total_s = sum(stream.parts.values())
-    if "post" in stream.info.get("pillow", "post") or not stream.parts.get("resize"):
+    """Suggest Pillow-SIMD where Pillow resizes."""
+    version = stream.info.get("pillow")
+    if version is None or "post" in version:  # versions of Pillow-SIMD end in 'post' and a number
         return None
-    resize_share = stream.parts["resize"] / total_s
-    factors = [1 - resize_share * (1 - simd_ratio) for simd_ratio in _SIMD]
-    return Change("pillow-simd", model.predict_samples(Estimate(sum(factors) / 2, *factors)))
+    resize_s = stream.parts.get("resize", 0.0)
+    if resize_s == 0:
+        return None
+    resize_share = resize_s / sum(stream.parts.values())
+    low, high = (1 - resize_share * (1 - simd_ratio) for simd_ratio in _SIMD_RATIOS)
+    return Change("pillow-simd", model.predict_samples(Estimate((low + high) / 2, low, high)))

@@ -36,7 +36,8 @@ _MIN_SPEEDUP = 1.1  # speedup from which on the rate of steps timed alone is men
 _VERSIONS = ("python", "torch", "pillow")
 _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")
-_ESTIMATES = ("share", "all_share")
+_TRIAL_NAMES = {"wait_share": "share", "all_wait_share": "all_share", "start_wait_share": "start_share"}
+"""Names in a result's file of those fields of `Stream` that are not named as in `Stream`."""
 _SUBJECTS = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
 
 
@@ -48,12 +49,12 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
         stream: stream to store.
     """
     numbers: dict[str, float] = {f"{part}_part_s": seconds for part, seconds in stream.parts.items()}
-    for name in _ESTIMATES:
-        numbers |= _estimate_numbers(name, getattr(stream, name))
+    for name in ("wait_share", "all_wait_share"):
+        numbers |= _estimate_numbers(_TRIAL_NAMES[name], getattr(stream, name))
     for name in (field.name for field in fields(Stream)):
         value = getattr(stream, name)
         if isinstance(value, (bool, int, float)) and name != "rank":
-            numbers[name] = float(value)
+            numbers[_TRIAL_NAMES.get(name, name)] = float(value)
     info = {name: value for name, value in stream.info.items() if name not in ("event", "stream")}
     return Trial(
         key={
@@ -84,10 +85,10 @@ def stream_from_trial(trial: Trial) -> Stream:
         period_s=numbers["period_s"],
         wait_s=numbers["wait_s"],
         step_s=numbers["step_s"],
-        share=_read_estimate(numbers, "share"),
+        wait_share=_read_estimate(numbers, "share"),
         start_s=numbers["start_s"],
         usual_s=numbers["usual_s"],
-        start_share=numbers["start_share"],
+        start_wait_share=numbers["start_share"],
         alone_s=numbers.get("alone_s"),
         step_cpu_s=numbers["step_cpu_s"],
         process_cpu_s=numbers["process_cpu_s"],
@@ -98,7 +99,7 @@ def stream_from_trial(trial: Trial) -> Stream:
         on_device=bool(numbers["on_device"]),
         ahead=bool(numbers["ahead"]),
         loaders=int(numbers["loaders"]),
-        all_share=_read_estimate(numbers, "all_share"),
+        all_wait_share=_read_estimate(numbers, "all_share"),
         note=trial.facts["note"],
     )
 
@@ -145,7 +146,7 @@ def make_result(
     Args:
         settings: `script`, `exit_code`, `ended` (by bench), `interrupted`, `batches` (number seen), `fault`
             (error of the hook), `left_out` (sentences on what cannot replace the dataset), and the fields of
-            `bench.report.waiting.Machine`: `cpus`, `ours` (script_share) and `others` (other_share).
+            `bench.report.waiting.Machine`: `cpus`, `ours` (script_cpu_share) and `others` (other_cpu_share).
         trials: streams, replacements and lines.
         skipped: what could not be measured, and why.
         gpu_price: dollars per hour of an accelerator; None leaves money out.
@@ -221,7 +222,7 @@ def describe_waiting(
     ranks = waiting.count_ranks(stream, streams)
     of_rank = f" in rank {stream.rank}, the slowest of {ranks}," if ranks > 1 else ""
     of_loaders = f", which come from {stream.loaders} loaders" if stream.loaders > 1 else ""
-    share = stream.all_share
+    share = stream.all_wait_share
     sentences = [
         f"{subject} waits{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) "
         f"of the time for its batches{of_loaders}: {number(stream.images_per_s)} images/s, "
@@ -230,7 +231,7 @@ def describe_waiting(
     if gpu_price is not None:
         lost = gpu_price * ranks * share.median
         sentences.append(f"That costs ${lost:.2f} of each hour.")
-    if busy := disturbance(machine.other_share, ""):
+    if busy := disturbance(machine.other_cpu_share, ""):
         sentences.append(busy)
     if not waiting.is_waiting(stream):
         return [*sentences, "Change nothing: another loader would not make it faster."]
@@ -264,10 +265,10 @@ def _without_waiting(stream: Stream, machine: Machine) -> str:
 
     On a busy machine it is not known whether workers or other processes slow steps down.
     """
-    step_share = max(1 - stream.all_share.median, 1e-9)
+    step_share = max(1 - stream.all_wait_share.median, 1e-9)
     without = stream.images_per_s / step_share
     text = f"without waiting {number(without)}"
-    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.other_share):
+    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.other_cpu_share):
         return text
     alone = stream.images / max(stream.alone_s, 1e-9)
     if alone < without * _MIN_SPEEDUP:
@@ -279,12 +280,12 @@ def _explain_no_change(stream: Stream, machine: Machine) -> str:
     """Explain why no change is advised to a training that waits; empty where no change was looked for."""
     if not waiting.can_change(stream):
         return ""
-    if disturbance(machine.other_share):
+    if disturbance(machine.other_cpu_share):
         return "No change is advised: what each would bring is not known beside so much other work."
-    if machine.script_share is not None and machine.script_share >= _BUSY_SHARE:
+    if machine.script_cpu_share is not None and machine.script_cpu_share >= _BUSY_SHARE:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "
-            f"{quantity(machine.cpus, 'CPU')} {percent(machine.script_share)} busy."
+            f"{quantity(machine.cpus, 'CPU')} {percent(machine.script_cpu_share)} busy."
         )
     return "No change is advised: none would surely bring more than today's rate."
 
@@ -338,7 +339,7 @@ def _summarise(stream: Stream) -> dict[str, Any]:
         "made_at": stream.info.get("where", ""),
         "dataset": stream.info["dataset"],
         "images_per_s": stream.images_per_s,
-        "wait_share": stream.share.median,
+        "wait_share": stream.wait_share.median,
         "stage": waiting.longest_stage(stream) if waiting.is_waiting(stream) else "",
     }
 
@@ -366,7 +367,7 @@ def _make_row(stream: Stream) -> Row:
         },
         values={
             "images_per_s": _exact_estimate(stream.images_per_s),
-            "wait_share": stream.share,
+            "wait_share": stream.wait_share,
             "wait_s": _exact_estimate(stream.wait_s),
             "step_s": _exact_estimate(stream.step_s),
             "batches": _exact_estimate(stream.batches),

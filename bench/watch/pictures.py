@@ -1,7 +1,7 @@
 """Translation of a list of torchvision's transforms into settings of `loaders.build`. Pure.
 
 `read_steps` collects what the transforms do to a picture, and `settings_for` finds the settings that serve
-the same pictures, or the reason why there are none.
+the same pictures, or raises `UnservableError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,10 @@ _PER_PIXEL = (
     *("ToImage", "ToTensor", "PILToTensor", "ToDtype", "ConvertImageDtype"),
 )
 """Transforms that do the same to a picture with fewer pixels."""
+
+
+class UnservableError(Exception):
+    """`loaders` cannot serve the same pictures; the message is the reason, as a clause."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -188,7 +192,7 @@ _TAKES: dict[str, Callable[[Pictures, str, Mapping[str, Any]], bool]] = {
 """Function that adds the effect of a transform, by the transform's name."""
 
 
-def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> BuildSettings | str:
+def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> BuildSettings:
     """Find the settings of `loaders.build` that serve the same pictures as transforms.
 
     Args:
@@ -196,13 +200,13 @@ def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> Buil
         shape: shape of a batch, [batch, channels, height, width].
         stored: least size to convert to, where random crops are cut out of the stored pictures.
 
-    Returns:
-        The settings, or the reason why there are none.
+    Raises:
+        UnservableError: there are none.
     """
     if pictures.missing:
-        return f"it has no {_join_names(pictures.missing)} (it has {BUILD_HAS})"
+        raise UnservableError(f"it has no {_join_names(pictures.missing)} (it has {BUILD_HAS})")
     if pictures.values == "pil" or len(shape) != 4 or shape[1] != 3:
-        return f"it makes batches [n, 3, height, width], and these are {list(shape)}"
+        raise UnservableError(f"it makes batches [n, 3, height, width], and these are {list(shape)}")
     sides = list(shape[2:])
     arguments = {"size": str(as_size(*sides))}
     if pictures.values == "uint8":
@@ -210,8 +214,6 @@ def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> Buil
     elif pictures.normalize != _IMAGENET:
         arguments["normalize"] = _normalize_text(pictures.normalize)
     part = _find_part(pictures, sides, shape[0])
-    if isinstance(part, str):
-        return part
     if pictures.is_random:
         arguments["augment"] = _augment_text(pictures, part.is_whole)
     recipe = part.recipe
@@ -243,11 +245,15 @@ class _Part:
     recipe: dict[str, Any] | None = field(default_factory=dict)
 
 
-def _find_part(pictures: Pictures, sides: list[int], batch: int) -> _Part | str:
-    """Find the part of a picture that the transforms show, or the reason why `loaders.build` cannot do it."""
+def _find_part(pictures: Pictures, sides: list[int], batch: int) -> _Part:
+    """Find the part of a picture that the transforms show.
+
+    Raises:
+        UnservableError: `loaders.build` cannot show it.
+    """
     resize, crop = pictures.resize, pictures.crop
     if crop and pictures.crop_size != sides:
-        return f"its pictures are {sides}, not {pictures.crop_size} as {crop} makes them"
+        raise UnservableError(f"its pictures are {sides}, not {pictures.crop_size} as {crop} makes them")
     if crop == "CenterCrop":
         return _find_centre(pictures, sides)
     if not crop:
@@ -258,24 +264,24 @@ def _find_part(pictures: Pictures, sides: list[int], batch: int) -> _Part | str:
     return _Part(is_whole=is_whole, recipe=None if is_whole else {})
 
 
-def _find_centre(pictures: Pictures, sides: list[int]) -> _Part | str:
-    """Find the part that a CenterCrop shows, or the reason why `loaders.build` cannot show it."""
+def _find_centre(pictures: Pictures, sides: list[int]) -> _Part:
+    """Find the part that a CenterCrop shows; raise as `_find_part` does."""
     resize = pictures.resize
     if pictures.is_random:
-        return "it mirrors and jitters random crops, and not a CenterCrop"
+        raise UnservableError("it mirrors and jitters random crops, and not a CenterCrop")
     if resize is None or resize[0] != resize[-1] or sides[0] != sides[1] or sides[0] > resize[0]:
-        return "it has CenterCrop only of a square, after Resize"
+        raise UnservableError("it has CenterCrop only of a square, after Resize")
     ratio = "" if sides[0] / resize[0] == _CROP_RATIO else f"{sides[0]} / {resize[0]}"
     if len(resize) == 1:
         return _Part(crop_ratio=ratio)
     return _Part(crop_ratio=ratio, raw=False, recipe=_recipe_after(resize))
 
 
-def _find_whole(pictures: Pictures, batch: int) -> _Part | str:
-    """Find the part that is shown without a crop, or the reason why `loaders.build` cannot show it."""
+def _find_whole(pictures: Pictures, batch: int) -> _Part:
+    """Find the part that is shown without a crop; raise as `_find_part` does."""
     resize = pictures.resize
     if batch < 2 and (resize is None or len(resize) == 1):
-        return "its pictures may have a size each, as no transform says one"
+        raise UnservableError("its pictures may have a size each, as no transform says one")
     if resize is None or (len(resize) == 1 and not pictures.is_random):  # batches need pictures of one shape
         return _Part(crop_ratio="1.0", is_whole=True)
     return _Part(crop_ratio="1.0", is_whole=True, raw=False, recipe=_recipe_after(resize))

@@ -1,4 +1,4 @@
-"""Replacements for the dataset or the loader of a watched script, from `loaders`, as lines to paste.
+"""Advice on replacements for the dataset or the loader of a watched script: lines with `loaders` to paste.
 
 `find_replacements` takes the record of a loader (`bench.watch.describe`), lists the tree of pictures that its
 ImageFolder reads, and reads the script. It advises up to four replacements: `loaders.ImageDataset` for the
@@ -21,6 +21,7 @@ from bench.report.forecast import stored_size
 from bench.watch import pictures
 from bench.watch.advice import FRAMEWORKS, Advice, Record, read_script
 from bench.watch.describe import digest
+from bench.watch.pictures import UnservableError
 from bench.watch.script import (
     DATALOADER,
     IMAGE_FOLDER,
@@ -45,7 +46,9 @@ _DEFAULT_SIDE = 224  # pixels, where batches do not show the size of pictures
 _INSTALLED = ("site-packages", "dist-packages")
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Extensions of files that torchvision's ImageFolder takes."""
-_THREADS = "Threads decode, and no processes, which need what runs below `if __name__ == '__main__':`."
+_THREADS = (
+    "It decodes in threads, because worker processes would require an `if __name__ == '__main__'` guard."
+)
 _EXIF_SAMPLES = 200  # pictures of a tree whose EXIF is read
 
 
@@ -70,7 +73,8 @@ class _Tree:
     Attributes:
         root: root folder of the ImageFolder.
         is_same: whether precache lists the same samples in the same order as ImageFolder.
-        has_more: whether it lists the same samples and, besides, pictures without an extension.
+        is_same_with_extension: whether those of its samples whose files have an extension of pictures are the
+            samples of ImageFolder, in the same order.
         has_classes: whether it finds the same classes.
         samples: number of pictures that precache lists.
         looked_at: number of pictures whose EXIF was read.
@@ -82,7 +86,7 @@ class _Tree:
 
     root: str
     is_same: bool
-    has_more: bool
+    is_same_with_extension: bool
     has_classes: bool
     samples: int
     looked_at: int
@@ -143,12 +147,10 @@ def find_replacements(record: Record, dst: str, *, remade: bool = False) -> Repl
         remade: whether the script makes a new loader in each epoch.
     """
     destinations = _Destinations(record, dst)
-    chain = _find_folder(record["dataset"])
-    if isinstance(chain, str):
-        return Replacements([], [f"loaders.build and loaders.ImageDataset are left out: {chain}."])
     try:
+        chain = _find_folder(record["dataset"])
         tree = _list_tree(chain.folder)
-    except PrecacheError as error:  # the tree cannot be listed
+    except (UnservableError, PrecacheError) as error:  # or the tree cannot be listed
         return Replacements([], [f"loaders.build and loaders.ImageDataset are left out: {error}."])
     reason = _reason_against_both(record, chain, tree)
     if reason:
@@ -180,15 +182,21 @@ def _add_replacements(
     reasons = list(_reasons_against_build(record, chain))
     if not record["libraries"]:
         reasons += _reasons_against_line(record, chain, remade)
-    advices_or_reason = "; ".join(reasons) or _advise_build(record, chain, tree, destinations)
-    if isinstance(advices_or_reason, str):
-        replacements.left_out.append(f"loaders.build is left out: {advices_or_reason}.")
-    else:
-        replacements.advices.extend(advices_or_reason)
+    if not reasons:
+        try:
+            replacements.advices.extend(_advise_build(record, chain, tree, destinations))
+        except UnservableError as error:
+            reasons.append(str(error))
+    if reasons:
+        replacements.left_out.append(f"loaders.build is left out: {'; '.join(reasons)}.")
 
 
-def _find_folder(dataset: Record) -> _DatasetChain | str:
-    """Find the ImageFolder in a dataset; return the reason where there is none that can be replaced."""
+def _find_folder(dataset: Record) -> _DatasetChain:
+    """Find the ImageFolder in a dataset.
+
+    Raises:
+        UnservableError: there is none that can be replaced.
+    """
     chain = _DatasetChain(folder=dataset)
     while True:
         inner = chain.folder["inner"]
@@ -200,15 +208,16 @@ def _find_folder(dataset: Record) -> _DatasetChain | str:
         elif len(inner) == 1:
             chain.wrapper = _last_name(chain.folder["class"])
         else:
-            return f"the samples are of {len(inner)} datasets"
+            raise UnservableError(f"the samples are of {len(inner)} datasets")
         chain.folder = inner[0]
     is_folder = chain.folder["class"] == _IMAGE_FOLDER or chain.folder["is_image_folder"]
     if not is_folder or not chain.folder["root"]:
-        return (
+        raise UnservableError(
             f"they stand in for torchvision's ImageFolder, and this dataset is {_name_dataset(chain.folder)}"
         )
     if chain.folder["reader"] not in _READERS:
-        return f"its ImageFolder has a reader of its own, {chain.folder['reader'].rpartition(':')[2]}"
+        reader = chain.folder["reader"].rpartition(":")[2]
+        raise UnservableError(f"its ImageFolder has a reader of its own, {reader}")
     return chain
 
 
@@ -236,7 +245,7 @@ def _list_tree(folder: Record) -> _Tree:
     return _Tree(
         root=root,
         is_same=folder["digest"] == digest(iter(own)),
-        has_more=folder["digest"] == digest(with_extension),
+        is_same_with_extension=folder["digest"] == digest(with_extension),
         has_classes=classes.get("digest") == digest((name, 0) for name in scan.classes),
         samples=len(own),
         looked_at=len(examples),
@@ -266,14 +275,14 @@ def _reason_against_both(record: Record, chain: _DatasetChain, tree: _Tree) -> s
     counts = (
         f"precache finds {tree.samples:,} pictures in {tree.root} and ImageFolder {chain.folder['samples']:,}"
     )
-    if not tree.is_same and not tree.has_more:
+    if not tree.is_same and not tree.is_same_with_extension:
         return f"{counts}: the script has changed its samples, or chooses files by a rule of its own"
     if not tree.is_same and (chain.subsets or chain.wrapper):
         return f"{counts}, so that a subset would be other pictures"
     for name in ("loaders.py", os.path.join("loaders", "__init__.py")):
         file = os.path.join(os.path.dirname(record["main"]), name)
         if record["main"] and os.path.exists(file) and not os.path.samefile(file, loaders.__file__):
-            return f"{file} is imported in its place; call that something else"
+            return f"{file} shadows the package `loaders`; rename it"
     return ""
 
 
@@ -441,24 +450,24 @@ def _name_steps(steps: Sequence[Record]) -> str:
 
 def _advise_build(
     record: Record, chain: _DatasetChain, tree: _Tree, destinations: _Destinations
-) -> list[Advice] | str:
+) -> list[Advice]:
     """Advise `loaders.build` in the place of the DataLoader, on the tree, and on shards of it.
 
-    Returns:
-        The advices, or the reason why there are none.
+    Raises:
+        UnservableError: `loaders.build` cannot serve the same pictures.
     """
     steps, views = _steps(chain)
     if record["batch"]["views"] != views:
-        return f"a sample is {record['batch']['views']} pictures, which {_name_steps(steps)} makes"
+        raise UnservableError(
+            f"a sample is {record['batch']['views']} pictures, which {_name_steps(steps)} makes"
+        )
     shape = record["batch"]["images"]["shape"]
     effect = pictures.read_steps(steps)
     settings = pictures.settings_for(effect, shape, stored_size(max(shape[2:])))
-    if isinstance(settings, str):
-        return settings
     if record["batch"]["images"]["dtype"] != ("uint8" if effect.values == "uint8" else "float32"):
-        return f"the pictures of the script are {record['batch']['images']['dtype']}"
+        raise UnservableError(f"the pictures of the script are {record['batch']['images']['dtype']}")
     if views > 1 and not effect.is_random:
-        return "the views of a picture are alike"
+        raise UnservableError("the views of a picture are alike")
     names = ", ".join(step["name"] for step in steps)
     notes = [
         f"It keeps {names or 'pictures as they are'}.",
@@ -467,7 +476,8 @@ def _advise_build(
     ]
     if effect.jitter:
         notes.append(
-            "It changes brightness, contrast, saturation and hue in this order; torchvision draws one."
+            "It changes brightness, contrast, saturation and hue always in this order; torchvision picks a "
+            "random order."
         )
     advices = []
     if settings.raw:
@@ -525,9 +535,10 @@ def _build_edits(
         serving["crop_ratio"] = settings.crop_ratio
     if views > 1:
         serving["views"] = str(views)
-    sampling = _sampling_arguments(
-        record, chain, tree, script, call, None if dst is None else f"{name}.ImageDataset({dst!r}"
-    )
+    shards = None
+    if dst is not None and tree.split:  # ids in shards count the samples of all splits
+        shards = f'{name}.ImageDataset({dst!r}, split="{tree.split}")'
+    sampling = _sampling_arguments(record, chain, script, call, shards)
     if arguments["drop_last"]:
         sampling["last"] = '"drop"'
     reading = {} if dst is not None or record["guarded"] else {"workers": "0"}
@@ -552,25 +563,28 @@ def _build_edits(
 
 
 def _sampling_arguments(
-    record: Record, chain: _DatasetChain, tree: _Tree, script: Script, call: Any, shards: str | None
+    record: Record, chain: _DatasetChain, script: Script, call: Any, shards: str | None
 ) -> dict[str, str]:
-    """Arguments of `loaders.Sampling` that choose the same samples as the script, as text by name."""
+    """Arguments of `loaders.Sampling` that choose the same samples as the script, as text by name.
+
+    Args:
+        shards: expression for a dataset whose `ids` translate indices of the script's dataset; None: they are
+            the same.
+    """
     dataset = script.text_of(argument(call, "dataset", DATALOADER))  # type: ignore[arg-type]
     sampler = argument(call, "sampler", DATALOADER)
     name = record["sampler"]["name"]
     if name == "WeightedRandomSampler" and sampler is not None:
         return {"weights": f"{script.text_of(sampler)}.weights"}
-    numbers = ""
+    indices = ""
     if name == "SubsetRandomSampler" and sampler is not None:
-        numbers = f"{script.text_of(sampler)}.indices"
+        indices = f"{script.text_of(sampler)}.indices"
     for _ in range(chain.subsets):
-        numbers = f"[{dataset}.indices[i] for i in {numbers}]" if numbers else f"{dataset}.indices"
+        indices = f"[{dataset}.indices[i] for i in {indices}]" if indices else f"{dataset}.indices"
         dataset = f"{dataset}.dataset"
-    if not numbers:
+    if not indices:
         return {}
-    if shards is not None and tree.split:  # ids in shards count the samples of all splits
-        return {"subset": f'{shards}, split="{tree.split}").ids[{numbers}]'}
-    return {"subset": numbers}
+    return {"subset": indices if shards is None else f"{shards}.ids[{indices}]"}
 
 
 def _describe_differences(chain: _DatasetChain, tree: _Tree) -> Iterator[str]:

@@ -155,7 +155,7 @@ def watch(
             code=128 - code if code < 0 else code,
             ended=ended,
             interrupted=interrupted,
-            machine=Machine(available_cpus(), usage.script_share, usage.other_share),
+            machine=Machine(available_cpus(), usage.script_cpu_share, usage.other_cpu_share),
         )
 
 
@@ -223,7 +223,7 @@ class _GroupProgress:
     """Progress of a group of loaders in one process.
 
     Attributes:
-        number: number of the group's first stream, by which the group is asked for measurements.
+        first_stream: number of the group's first stream, by which the group is asked for measurements.
         skip: number of first batches that do not count.
         batches: number of batches so far.
         first_s, last_s: times of the last batch that does not count, and of the latest batch.
@@ -232,7 +232,7 @@ class _GroupProgress:
         waited_s: seconds that all batches were waited for.
     """
 
-    number: int
+    first_stream: int
     skip: int
     batches: int = 0
     first_s: float = 0.0
@@ -273,11 +273,12 @@ class _Progress:
 
     Attributes:
         seconds, batches: see `watch`.
-        groups: progress of each group, by process and key of its streams.
-        keys: key of each stream, by process and number.
-        to_hold: groups to time the steps of, each a process and a number.
-        to_probe: groups to time the samples of, likewise.
-        missing: measurements that were asked for and are not there yet: kind of the event, process, number.
+        groups: progress of each group, by the id of its process and the key of its streams.
+        keys: key of each stream, by the id of its process and its number there.
+        to_hold: groups to time the steps of, each as the id of its process and its first stream.
+        to_probe: groups to time the samples of, each as the id of its process and its first stream.
+        missing: measurements that were asked for and are not there yet, each as the kind of the event that
+            brings it, the id of the process and the first stream of the group.
         requested_s: time at which they were asked for; 0 before.
     """
 
@@ -303,30 +304,30 @@ class _Progress:
                 if kind == "batch":
                     group.add_batch(event)
                 else:
-                    self.missing.discard((kind, pid, group.number))
+                    self.missing.discard((kind, pid, group.first_stream))
         if not self.is_enough:
             self._choose_measurements()
 
     def _choose_measurements(self) -> None:
         """Choose the groups to hold and to probe, once a group is long enough."""
         candidates = {
-            place: group
-            for place, group in self.groups.items()
+            pid_and_key: group
+            for pid_and_key, group in self.groups.items()
             if group.is_long_enough(self.seconds, self.batches)
         }
         if not candidates:
             return
         self.requested_s = time.monotonic()
-        training = {place: group for place, group in candidates.items() if group.trained > 1}
+        training = {pid_and_key: group for pid_and_key, group in candidates.items() if group.trained > 1}
         if training:
             candidates = training
         keys = {key for _, key in candidates}
         # all ranks at once, because they wait for each other
-        self.to_hold = [(pid, group.number) for (pid, key), group in self.groups.items() if key in keys]
-        pid, key = max(candidates, key=lambda place: candidates[place].waited_s)
-        self.to_probe = [(pid, candidates[pid, key].number)]
-        self.missing = {("alone", pid, number) for pid, number in self.to_hold}
-        self.missing |= {("parts", pid, number) for pid, number in self.to_probe}
+        self.to_hold = [(pid, group.first_stream) for (pid, key), group in self.groups.items() if key in keys]
+        pid, key = max(candidates, key=lambda pid_and_key: candidates[pid_and_key].waited_s)
+        self.to_probe = [(pid, candidates[pid, key].first_stream)]
+        self.missing = {("alone", pid, stream) for pid, stream in self.to_hold}
+        self.missing |= {("parts", pid, stream) for pid, stream in self.to_probe}
 
     @property
     def is_steady(self) -> bool:
@@ -351,8 +352,8 @@ class _Usage:
 
     def __init__(self) -> None:
         self._processes: OtherProcesses | None = None
-        self.script_share: float | None = None
-        self.other_share: float | None = None
+        self.script_cpu_share: float | None = None
+        self.other_cpu_share: float | None = None
 
     def begin(self) -> None:
         """Begin to measure, if that has not begun."""
@@ -361,5 +362,5 @@ class _Usage:
 
     def end(self) -> None:
         """End the measurement, if it has begun and not ended."""
-        if self._processes is not None and self.other_share is None:
-            self.script_share, self.other_share = self._processes.shares()
+        if self._processes is not None and self.other_cpu_share is None:
+            self.script_cpu_share, self.other_cpu_share = self._processes.shares()

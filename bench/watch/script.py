@@ -14,7 +14,7 @@ IMAGE_FOLDER = ("root", "transform", "target_transform", "loader", "is_valid_fil
 _ALIASES = ("loaders", "image_loaders", "precache_loaders")
 """Names for the module `loaders`, of which the script gets the first that it does not have."""
 _NAMES = ("train_loader", "train_batches", "batches_of_train")
-"""Names for a loader, likewise."""
+"""Names for a loader, of which the script gets the first that it does not have."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -239,6 +239,7 @@ class Changes:
 
     def __init__(self, script: Script) -> None:
         self._script = script
+        # (first byte, byte behind the last, new text) of each part of the script that is replaced
         self._parts: list[tuple[int, int, str]] = []
 
     def replace(self, node: ast.AST, text: str) -> None:
@@ -304,8 +305,8 @@ class Changes:
         inside = [part for part in self._parts if begin <= part[0] and part[1] <= end]
         self._parts = [part for part in self._parts if part not in inside]
         moved = self._script.content[begin:end]
-        for first, last, text in sorted(inside, key=lambda part: part[:2], reverse=True):
-            moved = moved[: first - begin] + text.encode() + moved[last - begin :]
+        for part_begin, part_end, text in sorted(inside, key=lambda part: part[:2], reverse=True):
+            moved = moved[: part_begin - begin] + text.encode() + moved[part_end - begin :]
         self.insert_before(loop, f"{name} = {ast.unparse(ast.parse(moved.decode().strip()))}")
         self.replace(call, name)
 
@@ -318,8 +319,13 @@ class Changes:
         before, after = self._script.text.splitlines(), text.decode().splitlines()
         matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
         return tuple(
-            Edit(path=self._script.path, line=a + 1, old=tuple(before[a:b]), new=tuple(after[c:d]))
-            for kind, a, b, c, d in matcher.get_opcodes()
+            Edit(
+                path=self._script.path,
+                line=old_begin + 1,
+                old=tuple(before[old_begin:old_end]),
+                new=tuple(after[new_begin:new_end]),
+            )
+            for kind, old_begin, old_end, new_begin, new_end in matcher.get_opcodes()
             if kind != "equal"
         )
 

@@ -22,7 +22,7 @@ if test "$(SIMD)" = no; then put pillow && echo "Pillow is installed, as SIMD=no
 elif put pillow-simd && $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
 then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
 	after=$$($(BIN)/python -c '$(KINDS_LOST)'); \
-	test "$$before" = "$$after" || echo "Your own scripts in $(VENV) can no longer read $$after: Pillow-SIMD was compiled" \
+	test "$$before" = "$$after" || echo "Programs run with $(VENV)/bin/python can no longer open $$after: Pillow-SIMD was compiled" \
 		"without their headers. Install those, and run 'make -B $(VENV)/.installed', or 'make -B SIMD=no $(VENV)/.installed'."; \
 	$(BIN)/python -m precache doctor | grep '^pillow '; \
 else put pillow \

@@ -1,7 +1,7 @@
 """Turn what a backend reads into batches for training: fields, masks, device, augmentation, dtype.
 
 On CUDA all work is queued on the loader's lane, ahead of the training: the copy from pinned memory, the
-augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
+augmentation, the normalising. The training's stream waits for an event; its thread does not wait.
 
 `batch.labels` are on the loader's device; their form depends on the kind of labels:
 

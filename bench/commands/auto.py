@@ -47,9 +47,10 @@ def command(
 ) -> None:
     """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
 
-    A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
-    chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
-    another loader of the tree is as fast, or beside other busy processes. Killed, the same command goes on.
+    It measures a sample, as 'bench recommend' does, chooses the format that trains fastest within
+    --max-bytes, asks, converts, and feeds the trainer from both to compare. It converts nothing where
+    another loader of the tree is as fast, or while other processes keep the CPUs busy. If it is killed, the
+    same command continues.
     """
     conversions = Conversions(
         dst=None if dst is None else resolve_place(require_local("DST", dst)),

@@ -25,7 +25,7 @@ _RECIPE_OPTIONS = {
         "--size",
         default=DEFAULT_SIZE,
         show_default=True,
-        help="Most pixels of the shorter side; with --fit crop, the side of a square.",
+        help="Maximum shorter side in pixels; with --fit crop, the side of a square.",
     ),
     "fit": click.option(
         "--fit", default="keep", show_default=True, help=f"How pictures get that size: {', '.join(FITS)}."

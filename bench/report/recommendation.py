@@ -35,8 +35,8 @@ from precache.storage.urls import locate
 
 QUESTION = "What would another loader, or converting, bring?"
 RULE = (
-    "Rule: plenty of disk: shards; slow or small disk: webdataset; "
-    "loaders.build keeps up on the tree: convert nothing."
+    "In general: convert to shards where there is disk enough, to webdataset where the disk is slow or "
+    "small, and not at all where loaders.build is fast enough on the tree."
 )
 COLUMNS = (
     *("busy_share", "fed_images_per_s", "loader_images_per_s", "cold_images_per_s"),

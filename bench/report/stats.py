@@ -73,6 +73,6 @@ def disturbance(share: float | None, then: str = ", so no winner is named") -> s
     if share is None or not is_disturbed(share):
         return ""
     return (
-        f"Other processes took {share:.0%} of the CPUs while this was measured: the rates are too low, and "
-        f"not all by as much{then}. Measure again on a quiet machine."
+        f"Other processes took {share:.0%} of the CPUs while this was measured: they slowed the "
+        f"measurements, and not all of them equally{then}. Measure again on a quiet machine."
     )

@@ -97,7 +97,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "first_batch_s": Column("first batch", "seconds from building the loader to its first batch", _seconds),
     "trainer_images_per_s": Column("trainer", "images/s, alone, on a batch that stays on the device"),
-    "fed_images_per_s": Column("training", "images/s of the trainer fed by the loader", _rate, "more"),
+    "fed_images_per_s": Column("training", "images/s while the loader feeds the trainer", _rate, "more"),
     "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
     "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),
     "images_per_s": Column(

@@ -249,7 +249,7 @@ def advise(row: Row, slowest: str, changes: Sequence[LoaderChange]) -> str:
         return sentence
     gaining = [change for change in changes if exceeds(change.images_per_s, now)]
     if not gaining:
-        return f"{sentence} Nothing known here would be faster."
+        return f"{sentence} No change that is known here would make it faster."
     best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
     verb = "gave" if best.measured else "is predicted to give"
     return f"{sentence} {best.title} {verb} {best.images_per_s.median:,.0f}."

@@ -251,7 +251,7 @@ def describe_waiting(
         parts = sorted(stream.parts.items(), key=lambda part: -part[1])
         shares = [(name, seconds / total_s) for name, seconds in parts if seconds > 0.005 * total_s]
         listed = ", ".join(f"{STAGES[name]} {percent(share)}" for name, share in shares)
-        sentences.append(f"Of the {duration(total_s)} that a sample takes in one process: {listed}.")
+        sentences.append(f"Loading a sample takes one process {duration(total_s)}: {listed}.")
     if stream.info["kind"] == "DataLoader" and not stream.shows_pictures:
         kinds = ", ".join(stream.info.get("kinds", ["something else"]))
         sentences.append(
@@ -319,14 +319,12 @@ def _conditions(
     if not streams:
         return sentences
     waits = "the device's idle time" if streams[0].on_device else "from asking for a batch to having it"
-    sentences.append(
-        f"Waits are {waits}; ranges are over sections of what was watched, without the first batches."
-    )
+    sentences.append(f"Waits are {waits}; ranges are over parts of the run, without the first batches.")
     if settings["interrupted"]:
         sentences.append("It was interrupted: this is what was seen until then.")
     elif settings["ended"]:
         sentences.append(
-            "bench ended the script once it had seen enough; what it wrote while it ended is no fault."
+            "bench stopped the script once it had measured enough; ignore what it printed while it stopped."
         )
     return sentences
 

@@ -102,7 +102,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--size",
     default=str(DEFAULT_SIZE),
     show_default=True,
-    help="Most pixels of the shorter side; where --fit makes all alike, side of a square or WIDTHxHEIGHT.",
+    help="Maximum shorter side in pixels; with --fit crop, pad or stretch: side of a square or WIDTHxHEIGHT.",
 )
 @click.option(
     "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality, in webdataset and dali."

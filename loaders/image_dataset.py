@@ -12,11 +12,11 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import VisionDataset, folder
 
-from loaders.batch import Positions
 from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split, picture_remedy
 from loaders.read.integrity import SampleCheck
 from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings
+from precache.dataset.columns import Ints
 from precache.dataset.converted import is_converted
 from precache.errors import (
     DatasetError,
@@ -63,7 +63,7 @@ def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
         raise UnreadablePictureError(error.path, error.reason, remedy=error.remedy) from error
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NothingFoundError(str(error)) from error
+            raise NothingFoundError(error.args[0], path=error.path, remedy=error.remedy) from error
         raise
 
 
@@ -179,7 +179,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             "splits": splits,
             "split_seed": recipe.seed,
             "class_depth": class_depth,
-            "allow_empty": allow_empty or has_own_classes,
+            "empty_classes": "keep" if allow_empty or has_own_classes else "refuse",
         }
         data = self._open(root if isinstance(root, Url) else self.root, tree_options)
         split, self._kind = self._split, data.kind
@@ -300,7 +300,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         return self.samples
 
     @cached_property
-    def ids(self) -> Positions:
+    def ids(self) -> Ints:
         """Sample ids, ascending; see the class."""
         assert self._data is not None
         return self._data.ids.values

@@ -293,10 +293,11 @@ class MixedEpochs:
 
 
 def _endless_order(part: Epochs, start: int, offset: int) -> LookUp:
-    """Return the order of a dataset's epochs, one behind the other; place 0 is `offset` samples in.
+    """Return the order of a dataset's epochs, one behind the other.
 
     Args:
         start: position of the dataset's first sample in the mixture.
+        offset: number of the dataset's samples that come before place 0.
     """
     epoch_order = lru_cache(maxsize=1)(part.order)
 
@@ -312,9 +313,10 @@ def _endless_order(part: Epochs, start: int, offset: int) -> LookUp:
 
 
 def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Ints, Ints]:
-    """Return the dataset of places `start` to `stop` of an epoch, and the number in it, int64 [n] each.
+    """Return, for places `start` to `stop` of an epoch, the dataset and the sample's number: int64 [n] each.
 
-    Number j of m samples of a dataset comes at (j + 1/2) / m of the epoch: of two datasets, the samples so
+    Each dataset's samples are numbered in the order in which they come in the epoch. Number j of m comes at
+    (j + 1/2) / m of the epoch: of two datasets, the samples so
     far have their shares to within half a sample, and any batch to within one.
 
     Args:

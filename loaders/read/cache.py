@@ -212,7 +212,7 @@ def open_cached(
         shapes = _read_shapes(data, spec.threads)
         columns = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
         data = replace(data, index=data.index.with_columns(columns))
-    # Random crops are cut out of the cached pictures, which are whole; fixed crops are cached as they are served.
+    # Random crops are cut out of whole pictures, which are cached; fixed crops are cached as they are served.
     if crops.random:
         read_crops, served_crops = Crops(crops.stored, crops.stored), crops
     else:

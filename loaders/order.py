@@ -316,8 +316,8 @@ def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Ints, Ints
     """Return, for places `start` to `stop` of an epoch, the dataset and the sample's number: int64 [n] each.
 
     Each dataset's samples are numbered in the order in which they come in the epoch. Number j of m comes at
-    (j + 1/2) / m of the epoch: of two datasets, the samples so
-    far have their shares to within half a sample, and any batch to within one.
+    (j + 1/2) / m of the epoch: of two datasets, the samples so far have their shares to within half a sample,
+    and any batch to within one.
 
     Args:
         counts: number of samples of each dataset in an epoch.

@@ -308,7 +308,7 @@ def crop_into(
     out: Pixels | list[Pixels],
     dtype: np.dtype[Any] = _BYTE,
 ) -> None:
-    """Crop each picture to its box, resize and mirror it, and put it into its row of `out`.
+    """Crop each picture to its box, resize and mirror it, and put it into its slot of `out`.
 
     Crops that are not resized are copied into an array by one call: threads that took the interpreter's lock
     again for each picture would wait for each other longer than the copies take.
@@ -341,9 +341,9 @@ def crop_into(
                     space[:] = 0
                     around = space[max(-top, 0) :, max(-left, 0) :]
                     around[: len(inside), : inside.shape[1]] = inside
-    for row, is_mirrored in enumerate(mirrored):
+    for slot, is_mirrored in enumerate(mirrored):
         if is_mirrored:
-            cv2.flip(out[row], 1, dst=out[row])
+            cv2.flip(out[slot], 1, dst=out[slot])
 
 
 def _unresized_crop(picture: Pixels, box: list[int] | list[float], shape: tuple[int, ...]) -> Pixels | None:

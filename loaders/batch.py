@@ -1,4 +1,13 @@
-"""Types that pass between a loader, its backend and the training loop."""
+"""Types that pass between a loader, its backend and the training loop.
+
+Everywhere in `loaders` a sample is named by one of these numbers:
+
+    id          its name for good, `Batch.ids`
+    row         its place in its shard
+    position    its place in the stored order of a split, or of a part of one
+    place       its place in the order of an epoch
+    slot        its place in a batch, or in the request for the batch
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,10 +18,11 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import register_pytree_node
 
+from precache.dataset.columns import Ints
 from precache.errors import ImageError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
-"""int64 [n]: ranks of samples in the stored order of a split."""
+"""int64 [n]: places of samples in the stored order of a split."""
 BatchPlace: TypeAlias = tuple[int, int]
 """Epoch of a batch, and the batch's number in it."""
 MASK = "mask"
@@ -39,7 +49,7 @@ class Batch(list[torch.Tensor]):
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             normalised floats, or integers, as `dtype` of `loaders.build` says.
         labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`.
-        ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
+        ids: int64 [n], on the CPU: each sample's name for good, which every format and update keeps.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
@@ -182,19 +192,19 @@ class Request:
     epoch: int
     positions: Positions
     padding: int = 0
-    places: Positions | None = None
+    places: Ints | None = None
 
-    def select(self, rows: Positions) -> "Request":
-        """Return a request for the samples at `rows` of this one, int64 [m], alone."""
-        padding = int((rows >= len(self.positions) - self.padding).sum())
-        places = None if self.places is None else self.places[rows]
-        return Request(self.epoch, self.positions[rows], padding, places)
+    def select(self, slots: Ints) -> "Request":
+        """Return a request for the samples at `slots` of this one, int64 [m], alone."""
+        padding = int((slots >= len(self.positions) - self.padding).sum())
+        places = None if self.places is None else self.places[slots]
+        return Request(self.epoch, self.positions[slots], padding, places)
 
-    def drop(self, rows: Collection[int]) -> "Request":
-        """Return a request for all samples but those at `rows` of this one."""
-        if not rows:
+    def drop(self, slots: Collection[int]) -> "Request":
+        """Return a request for all samples but those at `slots` of this one."""
+        if not slots:
             return self
-        return self.select(np.delete(np.arange(len(self.positions)), [*rows]))
+        return self.select(np.delete(np.arange(len(self.positions)), [*slots]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +215,7 @@ class DecodedBatch:
         images: uint8 [n, height, width, channels], on the CPU or the loader's device. Pictures that are
             served whole, each in its own size, are uint8 [bytes], one behind the other. If the backend crops
             several views, one view is behind the other: [views * n, ...].
-        refused: errors of the pictures that could not be decoded, by their rows in the request; `images` has
+        refused: errors of the pictures that could not be decoded, by their slots; `images` has
             the others, in the order of the request.
     """
 

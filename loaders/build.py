@@ -224,11 +224,17 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
 
 def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> SplitData:
-    reading, cache = spec.reading, None
+    reading, download_cache = spec.reading, None
     if is_url(path):
         folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
-        cache = Cache(bytes=reading.cache_bytes, **folder)
-    return open_split(path, spec.split, **tree_options, skip_rejected=reading.on_error == "skip", cache=cache)
+        download_cache = Cache(bytes=reading.cache_bytes, **folder)
+    return open_split(
+        path,
+        spec.split,
+        **tree_options,
+        skip_rejected=reading.on_error == "skip",
+        download_cache=download_cache,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

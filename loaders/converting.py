@@ -203,16 +203,16 @@ class Conversion:
             return None
         stored = open_split(self.folder, self._split)
         stored_ids, ids = stored.ids[:], self._data.ids[:]  # ids of a tree ascend
-        rows = np.argsort(stored_ids)
-        rows = rows[np.isin(stored_ids[rows], ids)]
-        if missing := len(ids) - len(rows):
+        positions = np.argsort(stored_ids)
+        positions = positions[np.isin(stored_ids[positions], ids)]
+        if missing := len(ids) - len(positions):
             command = shell_command("precache check", self._data.path, *depth_flags(self._data.class_depth))
             self._give_up(
                 f"lacks {missing:,} pictures of {self._data.path}, which cannot be decoded; to train without "
                 f'them, run: {command}, and build with reading=loaders.Reading(on_error="skip")'
             )
             return None
-        self._shards = stored.select(rows).with_labels(self._data.classes, self._data.labels)
+        self._shards = stored.select(positions).with_labels(self._data.classes, self._data.labels)
         return self._shards
 
     def try_open_shards(self) -> SplitData | None:

@@ -1,4 +1,7 @@
-"""Open a split of a raw tree, a converted folder or a URL as `SplitData`, which looks the same for all."""
+"""Open a split of a raw tree, a converted folder or a URL as `SplitData`, which looks the same for all.
+
+`loaders.batch` says what ids, positions, rows and slots of samples are.
+"""
 
 import hashlib
 import logging
@@ -9,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
-from precache.dataset.columns import Column, nonnegative_positions
+from precache.dataset.columns import Column, Ints, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
 from precache.dataset.files import open_checked_file
 from precache.dataset.index import SampleIndex, checksum_of
@@ -56,21 +59,21 @@ RAW = "raw"
 DEFAULT_SIZE = 224
 """Side in pixels of the served pictures, unless another size is given or less is stored."""
 T = TypeVar("T")
-_MIN_SAVING = 4  # a shard at a URL is fetched in part if that is at most a quarter of its samples
+_MAX_PART_SHARE = 1 / 4  # a shard at a URL is fetched in part if at most this share of its samples is needed
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteShards:
-    """Shards of a split at a URL, which are fetched into a cache on this machine.
+    """Shards of a split at a URL, which are downloaded into a cache on this machine.
 
     Attributes:
-        mirror: fetches the files of the dataset.
+        downloads: fetches the files of the dataset, and keeps them in the cache.
         shards: shards of the split, in stored order.
         parts: samples to fetch of the shards that are not fetched whole, by the shard's number.
     """
 
-    mirror: CachedFiles
+    downloads: CachedFiles
     shards: ShardTable
     parts: Mapping[int, "ShardPart"] = field(default_factory=dict)
 
@@ -93,20 +96,24 @@ class RemoteShards:
         with ExitStack() as stack:
             if with_index or part is not None:
                 for file in index_files:
-                    stack.enter_context(open_checked_file(self.mirror, file, check))
-            stack.enter_context(self.mirror.open_file(shard, check, part))
+                    stack.enter_context(open_checked_file(self.downloads, file, check))
+            stack.enter_context(self.downloads.open_file(shard, check, part))
             return stack.pop_all()
 
-    def remove_damaged(self, number: int) -> str:
-        """Remove shard `number` from the cache, so that it is fetched again, and return an error message."""
+    def forget(self, number: int) -> None:
+        """Remove shard `number` from the cache, so that it is fetched again."""
         part = self.parts.get(number)
         for file in self.shards[number].files:
-            self.mirror.forget(file.name)
+            self.downloads.forget(file.name)
             if part is not None:
-                self.mirror.forget(f"{part.prefix}{file.name}")
+                self.downloads.forget(f"{part.prefix}{file.name}")
+
+    @property
+    def forgotten_reason(self) -> str:
+        """Reason of the error for a damaged sample whose shard was forgotten."""
         return (
             f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
-            f"run again, and it is fetched from {self.mirror.url}"
+            f"run again, and it is fetched from {self.downloads.url}"
         )
 
     def max_shards_ahead(self, window_shards: int, largest_bytes: int) -> int:
@@ -119,18 +126,28 @@ class RemoteShards:
         Raises:
             SettingError: the cache is too small for two windows.
         """
-        cache_bytes = self.mirror.cache.bytes
+        self.check_cache_size(window_shards, largest_bytes)
+        cache_bytes = self.downloads.cache.bytes
         if cache_bytes is None:
             return window_shards
-        windows_bytes = 2 * min(window_shards, len(self.shards)) * largest_bytes
-        if cache_bytes < windows_bytes:
-            raise SettingError(
-                f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
-                f"{self.mirror.url}, got {cache_bytes:,}",
-                remedy=f"raise it, or pass memory_bytes={cache_bytes} for smaller windows",
-            )
+        windows_bytes = self._windows_bytes(window_shards, largest_bytes)
         free_bytes = max(0, cache_bytes // count_local_ranks() - windows_bytes)
         return min(window_shards, free_bytes // largest_bytes)
+
+    def check_cache_size(self, window_shards: int, largest_bytes: int) -> None:
+        """Raise SettingError if the cache is too small for two windows; arguments as `max_shards_ahead`."""
+        cache_bytes = self.downloads.cache.bytes
+        windows_bytes = self._windows_bytes(window_shards, largest_bytes)
+        if cache_bytes is not None and cache_bytes < windows_bytes:
+            raise SettingError(
+                f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
+                f"{self.downloads.url}, got {cache_bytes:,}",
+                remedy=f"raise it, or pass memory_bytes={cache_bytes} for smaller windows",
+            )
+
+    def _windows_bytes(self, window_shards: int, largest_bytes: int) -> int:
+        """Return the number of bytes that two windows take at most."""
+        return 2 * min(window_shards, len(self.shards)) * largest_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +178,9 @@ class SplitData:
         digest: hex digest that identifies the dataset and what is left out of it; for a raw tree that of the
             names of its pictures, since their sizes are not read.
         class_depth: how deep the class folders of a raw tree lie.
-        part_of: if this is a part of a split, the whole split and the positions in it, int64 [n], or None for
-            all samples under other labels. `shard_samples` then counts the samples of the part.
+        parent: the split as it is stored, if this is a part of it, or has other labels; else None.
+        chosen: int64 [n], positions in `parent` of the samples of a part, whose number in each shard
+            `shard_samples` then counts; None if no sample is left out.
         remote: fetches the shards of a dataset at a URL; else None.
         folder: the opened folder of a converted dataset; None for a raw tree and at a URL.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
@@ -171,9 +189,9 @@ class SplitData:
     path: Location
     kind: str
     index: SampleIndex
-    shard_samples: Positions
+    shard_samples: Ints
     files: Sequence[str]
-    shard_bytes: Positions
+    shard_bytes: Ints
     shards: ShardTable | None
     classes: tuple[str, ...]
     size: Size
@@ -184,7 +202,8 @@ class SplitData:
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
-    part_of: "tuple[SplitData, Positions | None] | None" = field(default=None, repr=False, compare=False)
+    parent: "SplitData | None" = field(default=None, repr=False, compare=False)
+    chosen: Positions | None = field(default=None, repr=False, compare=False)
     remote: RemoteShards | None = field(default=None, repr=False, compare=False)
     folder: OpenedFolder | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
@@ -198,7 +217,7 @@ class SplitData:
 
     @property
     def ids(self) -> Column:
-        """Column int64 [n], the samples' ranks in the sorted scan of the source tree."""
+        """Column int64 [n], the samples' ids, by which they are known for good; see `Scan.own_ids`."""
         return self.index["ids"]
 
     @property
@@ -224,7 +243,7 @@ class SplitData:
 
         Raises:
             StorageError: it cannot be fetched.
-            DatasetError: another dataset has taken the place of this one, so that its files were read.
+            DatasetError: the dataset was replaced while its files were read.
         """
         if self.remote is not None:
             with self.remote.hold(number, with_index=with_index):
@@ -246,36 +265,38 @@ class SplitData:
         except DatasetError:
             if self.remote is None:
                 raise
-        self.remote.remove_damaged(number)
+        self.remote.forget(number)
         with self.local_shard(number, with_index=with_index) as path:
             return reader(path)
 
-    def read_sample(self, position: int, path: Path, place: Positions) -> StoredSample:
+    def read_sample(self, position: int, path: Path, byte_range: Ints) -> StoredSample:
         """Read the sample at `position` from its shard at `path`, without comparing its checksum.
 
         Args:
-            place: int64 [2], first byte and number of bytes of the sample, as the index says.
+            byte_range: int64 [2], first byte and number of bytes of the sample, as the index says.
 
         Raises:
             SampleError: something else lies there.
         """
-        start, count = place.tolist()
+        start, count = byte_range.tolist()
         try:
             content = read_with_retries(lambda: read_regular_part(path, start, count), str(path))
             sample = FORMATS[self.kind].read_sample(content)
-            problem = f"its index points to sample {sample.id}"
-            if sample.id in (-1, self.ids[position]):
-                return sample
         except ValueError as error:
             problem = f"not where its index says ({error})"
+        else:
+            # -1: the format stores no id beside the sample
+            if sample.id in (-1, self.ids[position]):
+                return sample
+            problem = f"its index points to sample {sample.id}"
         verify = shell_command("precache verify", self.path)
         misplaced = self.index.error(position, self.file_at(position), problem)
         raise SampleError(misplaced.path, misplaced.reason, remedy=f"run: {verify}")
 
-    def locate(self, positions: Positions) -> tuple[Positions, Positions]:
+    def locate(self, positions: Positions) -> tuple[Ints, Ints]:
         """Return the shards' numbers and the rows in them, int64 [n] each, of the samples at `positions`."""
-        if self.part_of is not None:
-            return self.whole.locate(self.positions_in_whole(positions))
+        if self.parent is not None:
+            return self.parent.locate(self.positions_in_whole(positions))
         shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
         return shards, positions - self.shard_starts[shards]
 
@@ -286,12 +307,12 @@ class SplitData:
     @property
     def whole(self) -> "SplitData":
         """Split of all samples that the shards hold, of which this may be a part."""
-        return self if self.part_of is None else self.part_of[0]
+        return self if self.parent is None else self.parent
 
     def positions_in_whole(self, positions: Positions | slice) -> Positions:
         """Return the positions in `whole` of the samples at `positions`."""
-        if self.part_of is not None and self.part_of[1] is not None:
-            return self.part_of[1][positions]
+        if self.chosen is not None:
+            return self.chosen[positions]
         if isinstance(positions, slice):
             return np.arange(*positions.indices(len(self)))
         return nonnegative_positions(positions, len(self))
@@ -311,17 +332,18 @@ class SplitData:
             shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
             files=files,
             digest=digest,
-            part_of=(self.whole, self.positions_in_whole(positions)),
+            parent=self.whole,
+            chosen=self.positions_in_whole(positions),
         )
 
-    def relabel(self, classes: tuple[str, ...], new_labels: Positions) -> "SplitData":
+    def relabel(self, classes: tuple[str, ...], new_labels: Ints) -> "SplitData":
         """Return the same samples with other classes: label i becomes new_labels[i], int64 [old classes]."""
         return self.with_labels(classes, Column(new_labels[self.labels[:]]))
 
     def with_labels(self, classes: tuple[str, ...], labels: Column) -> "SplitData":
         """Return the same samples with other classes and labels."""
         index = self.index.with_columns({"labels": labels})
-        return replace(self, classes=classes, index=index, part_of=self.part_of or (self, None))
+        return replace(self, classes=classes, index=index, parent=self.whole)
 
     def file_at(self, position: int) -> str:
         """Return the file that holds the sample at `position`: its shard, or the picture itself."""
@@ -341,17 +363,17 @@ class SplitData:
         Raises:
             SettingError: the split has no such sample.
         """
-        if len(rows := np.flatnonzero(self.ids == sample_id)):
-            return self.path_at(int(rows[0]))
+        if len(positions := np.flatnonzero(self.ids == sample_id)):
+            return self.path_at(int(positions[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
 
     def targets(self) -> list[Any]:
         """Return each sample's label: a class, a list of classes, a number, or a list of numbers."""
         if (targets := self.index.targets) is None:
             return list(self.labels.tolist())
-        return [targets.row_value(row) for row in range(len(targets))]
+        return [targets.row_value(position) for position in range(len(targets))]
 
-    def shapes_at(self, positions: Positions | slice) -> Positions:
+    def shapes_at(self, positions: Positions | slice) -> Ints:
         """Return height and width of the stored pictures at `positions`, int64 [n, 2]."""
         if self.shapes is not None:
             return self.shapes[positions].astype(np.int64)  # type: ignore[no-any-return]
@@ -372,7 +394,10 @@ class SplitData:
         return self.kind == RAW or self.shapes is not None
 
     def crop_ratio(self, wanted: float, served: Size) -> float:
-        """Return `wanted`, or the larger share of the shorter side that fills `served` unenlarged."""
+        """Return `wanted`, raised where needed so that the crop is not enlarged to `served`.
+
+        It is a share of the shorter side; at most 1, even where all of the picture is enlarged.
+        """
         if self.kind == RAW:
             return wanted
         return min(1.0, max(wanted, min(sides(served)) / min(sides(self.size))))
@@ -411,7 +436,7 @@ class SplitData:
                 )
             return memory_bytes // (2 * largest)
         if self.remote is not None:
-            self.remote.max_shards_ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
+            self.remote.check_cache_size(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
 
 
@@ -431,7 +456,10 @@ def picture_remedy(error: ImageError, root: Location | str, class_depth: int, ad
 
 
 def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
-    """Return `size`; if it is None, the smallest size that any of `parts` stores, at most DEFAULT_SIZE."""
+    """Return `size`; if it is None, the smallest size that any of `parts` stores.
+
+    A single side counts as at most DEFAULT_SIZE, height and width as they are.
+    """
     if size is not None:
         return size
     sizes = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
@@ -445,9 +473,9 @@ def open_split(
     splits: str | os.PathLike[str] | None = None,
     split_seed: int = 0,
     class_depth: int | None = None,
-    allow_empty: bool | None = None,
+    empty_classes: Literal["leave-out", "keep", "refuse"] = "leave-out",
     skip_rejected: bool = False,
-    cache: Cache | None = None,
+    download_cache: Cache | None = None,
 ) -> SplitData:
     """Open `split` of the raw tree or converted folder at `path`, or of the converted dataset at a URL.
 
@@ -457,51 +485,39 @@ def open_split(
         splits: shares of a raw tree's splits, or a list file, as for `precache convert --splits`.
         split_seed: seed that draws the splits, `Recipe.seed` of such a conversion.
         class_depth: how deep the class folders of a raw tree lie, see `list_tree`; default 1.
-        allow_empty: True: class folders of a raw tree without a picture are classes; False: they raise; None:
-            they are left out, with a warning.
+        empty_classes: `leave-out`: class folders of a raw tree without a picture are no classes, and a
+            warning names them; `keep`: they are classes; `refuse`: they raise.
         skip_rejected: whether to leave out the files that the tree's list of `precache check` names, if it
             has one and the files have not changed since; a converted folder holds none of them anyway.
-        cache: cache for the files of a URL.
+        download_cache: cache for the files of a URL.
 
     Raises:
-        NothingFoundError: there is neither at `path`; or a class without a picture, see `allow_empty`.
+        NothingFoundError: there is neither at `path`; or a class without a picture, see `empty_classes`.
         SourceError, DatasetError: the data cannot be read, or a list file is malformed.
         SettingError: there is no such split; or the data is converted, and a setting is for raw trees.
     """
     path = locate(path)
     if isinstance(path, Url) or is_converted(path):
-        dataset = open_dataset(path, cache) if isinstance(path, Url) else open_dataset(path)
+        dataset = open_dataset(path, download_cache) if isinstance(path, Url) else open_dataset(path)
         _check_no_tree_setting("splits", splits, dataset)
         _check_no_tree_setting("class_depth", class_depth, dataset)
         return _open_converted(dataset, split)
     depth = 1 if class_depth is None else class_depth
     try:
-        scan = list_tree(path, depth, allow_empty=allow_empty is not None)
+        scan = list_tree(path, depth, allow_empty=empty_classes != "leave-out")
+    except NothingFoundError as error:
+        reason = f"{error.args[0]}; {error.remedy}" if error.remedy else error.args[0]
+        raise NothingFoundError(
+            f"{reason}; nor is it what 'precache convert' has finished (no {MANIFEST_NAME})", path=error.path
+        ) from error
     except SourceError as error:
-        if isinstance(error.__cause__, OSError):  # the path may exist and be unreadable
+        # With an OSError as its cause, the path may exist and be unreadable.
+        if isinstance(error.__cause__, OSError) or path.exists():
             raise
-        if not path.exists():
-            if is_converted(path.parent):
-                raise NothingFoundError(
-                    "does not exist",
-                    path=path,
-                    remedy=f"{path.parent} is a converted dataset: give that, and split={path.name!r}",
-                ) from error
-            hint = did_you_mean(path)
-            raise NothingFoundError(
-                "does not exist; expected a tree of class folders with pictures, or what 'precache convert' "
-                f"made of one{hint}",
-                path=path,
-                remedy="" if hint else "check the path",
-            ) from error
-        if isinstance(error, NothingFoundError):
-            raise NothingFoundError(
-                f"{error}; nor is it what 'precache convert' has finished (no {MANIFEST_NAME})"
-            ) from error
-        raise
+        raise _missing_error(path) from error
     for warning in scan.warnings:
         _LOGGER.warning("%s", printable(warning))
-    if allow_empty is False:
+    if empty_classes == "refuse":
         filled = set(np.unique(scan.samples.labels).tolist())
         empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
         if empty:
@@ -511,6 +527,23 @@ def open_split(
                 remedy="remove them, or give allow_empty=True",
             )
     return _open_raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
+
+
+def _missing_error(path: Path) -> NothingFoundError:
+    """Return the error for a `path` that does not exist, which says what to give instead."""
+    if is_converted(path.parent):
+        return NothingFoundError(
+            "does not exist",
+            path=path,
+            remedy=f"{path.parent} is a converted dataset: give that, and split={path.name!r}",
+        )
+    hint = did_you_mean(path)
+    return NothingFoundError(
+        "does not exist; expected a tree of class folders with pictures, or what 'precache convert' "
+        f"made of one{hint}",
+        path=path,
+        remedy="" if hint else "check the path",
+    )
 
 
 def _check_no_tree_setting(name: str, value: object, dataset: ConvertedDataset) -> None:
@@ -601,8 +634,11 @@ def _open_raw(
     return data.select(np.delete(np.arange(len(rows)), rejected))
 
 
-def _find_rejected(scan: Scan, rows: Positions) -> Positions:
-    """Return which of `rows` the list of rejected files beside the tree names.
+def _find_rejected(scan: Scan, rows: Ints) -> Positions:
+    """Return the positions of the samples that the list of rejected files beside the tree names.
+
+    Args:
+        rows: int64 [n], rows of the split's samples in the scan.
 
     Raises:
         SourceError: it names all of them.
@@ -645,14 +681,14 @@ class ShardPart:
     prefix: str
     whole: SplitData
     number: int
-    rows: Positions
+    rows: Ints
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return first byte and number of bytes of each range to fetch, those of the samples first."""
-        places = self._places()
-        ranges: list[tuple[int, int]] = places[self.rows].tolist()
+        sample_ranges = self._sample_ranges()
+        ranges: list[tuple[int, int]] = sample_ranges[self.rows].tolist()
         if self.whole.kind == "shards":
-            end = int(places[-1].sum())
+            end = int(sample_ranges[-1].sum())
             ranges += [(0, DATA_START), (end, int(self.whole.shard_bytes[self.number]) - end)]
         return ranges
 
@@ -675,13 +711,13 @@ class ShardPart:
         """
         samples, whole = {}, self.whole
         first = int(whole.shard_starts[self.number])
-        for row, place in zip(self.rows.tolist(), self._places()[self.rows], strict=True):
+        for row, byte_range in zip(self.rows.tolist(), self._sample_ranges()[self.rows], strict=True):
             position = first + row
-            sample = whole.read_sample(position, path, place)
+            sample = whole.read_sample(position, path, byte_range)
             samples[row] = replace(sample, id=int(whole.ids[position]), label=int(whole.labels[position]))
         return samples
 
-    def _places(self) -> Positions:
+    def _sample_ranges(self) -> Ints:
         """Return first byte and number of bytes of each sample of the shard, int64 [samples, 2]."""
         if self.whole.kind != "shards":
             return FORMATS[self.whole.kind].find_samples(Path(self.whole.files[self.number]))
@@ -699,18 +735,18 @@ def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> Spl
     remote = data.remote
     if remote is None or "mask_checksums" in data.index:
         return data
-    if needed is None and data.part_of is None:  # every shard is needed whole
+    if needed is None and data.chosen is None:  # every shard is needed whole
         return data
     positions = np.arange(len(data)) if needed is None else np.flatnonzero(needed)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
-    is_part = (counts > 0) & (counts * _MIN_SAVING <= data.whole.shard_samples)
+    is_part = (counts > 0) & (counts <= _MAX_PART_SHARE * data.whole.shard_samples)
     key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]
     shard_rows = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
     files, parts = list(data.files), {}
     for number in np.flatnonzero(is_part).tolist():
         path = Path(files[number])
-        if not path.exists():
+        if not path.exists():  # else the whole shard is cached already
             files[number] = str(path.with_name(f"{key}-{path.name}"))
             parts[number] = ShardPart(f"{key}-", data.whole, number, shard_rows[number])
     return replace(data, files=tuple(files), remote=replace(remote, parts=parts))

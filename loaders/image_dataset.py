@@ -12,11 +12,11 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import VisionDataset, folder
 
-from loaders.batch import Positions
 from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split, picture_remedy
 from loaders.read.integrity import SampleCheck
 from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings
+from precache.dataset.columns import Ints
 from precache.dataset.converted import is_converted
 from precache.errors import (
     DatasetError,
@@ -63,7 +63,7 @@ def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
         raise UnreadablePictureError(error.path, error.reason, remedy=error.remedy) from error
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise NothingFoundError(str(error)) from error
+            raise NothingFoundError(error.args[0], path=error.path, remedy=error.remedy) from error
         raise
 
 
@@ -179,7 +179,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             "splits": splits,
             "split_seed": recipe.seed,
             "class_depth": class_depth,
-            "allow_empty": allow_empty or has_own_classes,
+            "empty_classes": "keep" if allow_empty or has_own_classes else "refuse",
         }
         data = self._open(root if isinstance(root, Url) else self.root, tree_options)
         split, self._kind = self._split, data.kind
@@ -300,7 +300,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         return self.samples
 
     @cached_property
-    def ids(self) -> Positions:
+    def ids(self) -> Ints:
         """Sample ids, ascending; see the class."""
         assert self._data is not None
         return self._data.ids.values
@@ -391,7 +391,7 @@ class StoredPictures:
     def __init__(self, data: SplitData, decode: str, top: str = "") -> None:
         self._data, self._decode, self._top = data, decode, top
         self._check = SampleCheck(data, "first-read")
-        self._places: dict[int, Places] = {}  # for each shard read so far
+        self._byte_ranges: dict[int, Places] = {}  # of the samples of each shard read so far
         self._positions: dict[str, int] = {}  # for all paths, once a path was not that of its position
 
     def __call__(self, path: str, position: int = -1) -> Picture:
@@ -403,17 +403,18 @@ class StoredPictures:
 
     def _find(self, name: str) -> int:
         """Return the position of the sample whose path relative to the source is `name`."""
+        data = self._data
         if not self._positions:
-            self._positions = {self._data.path_at(place): place for place in range(len(self._data))}
-        if len(self._positions) < len(self._data):
+            self._positions = {data.path_at(position): position for position in range(len(data))}
+        if len(self._positions) < len(data):
             raise DatasetError(
                 "several of its samples are called alike, so that none is found by its path",
-                path=self._data.path,
+                path=data.path,
                 remedy="leave `samples` as it is, and choose samples by torch.utils.data.Subset",
             )
         if name not in self._positions:
             raise NothingFoundError(
-                f"no sample of {self._data.path} in this split has this path; expected one of those "
+                f"no sample of {data.path} in this split has this path; expected one of those "
                 f"in `samples` of an ImageDataset of it",
                 path=name,
             )
@@ -433,14 +434,14 @@ class StoredPictures:
         shard, row = int(shards[0]), int(rows[0])
 
         def read_content(path: Path) -> bytes | Pixels:
-            if shard not in self._places:
-                self._places[shard] = _find_samples(shard, path, data, self._check)
-            sample = data.read_sample(position, path, self._places[shard][row])
+            if shard not in self._byte_ranges:
+                self._byte_ranges[shard] = _find_samples(shard, path, data, self._check)
+            sample = data.read_sample(position, path, self._byte_ranges[shard][row])
             self._check.compare(position, sample.data, sample.damage)
             return sample.data
 
         # the index is needed for the first sample of a shard only
-        content = data.read(shard, read_content, with_index=shard not in self._places)
+        content = data.read(shard, read_content, with_index=shard not in self._byte_ranges)
         if isinstance(content, bytes):
             return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}", data.channels)
         return content.view(data.dtype).reshape(*data.shapes_at(np.array([position]))[0], data.channels)

@@ -21,6 +21,7 @@ from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
 from loaders.device import upload
 from loaders.transfer import Pipeline
+from precache.dataset.columns import Ints
 from precache.errors import SettingError
 
 DATASET = "dataset"
@@ -87,12 +88,12 @@ class _PartRequest:
 
     Attributes:
         number: the dataset's number.
-        rows: int64 [n], rows of its samples in the mixture's request.
+        slots: int64 [n], slots of its samples in the mixture's request.
         request: request for these samples to the dataset's own pipeline.
     """
 
     number: int
-    rows: Positions
+    slots: Ints
     request: Request
 
 
@@ -155,18 +156,18 @@ class Mixture:
             batches[0].refused = refused
             return batches[0]
         batches = [batch for _, batch in filled]
-        # the parts' samples lie one behind the other; row i of the merged batch is sample order[i] of these
-        request_rows = [np.delete(part.rows, [*batch.refused]) for part, batch in filled]
-        order = np.argsort(np.concatenate(request_rows))
-        merged_rows = np.split(np.argsort(order), np.cumsum([len(rows) for rows in request_rows])[:-1])
+        # the parts' samples lie one behind the other; slot i of the merged batch is sample order[i] of these
+        request_slots = [np.delete(part.slots, [*batch.refused]) for part, batch in filled]
+        order = np.argsort(np.concatenate(request_slots))
+        merged_slots = np.split(np.argsort(order), np.cumsum([len(slots) for slots in request_slots])[:-1])
         order_on_cpu = torch.from_numpy(order)
         order_on_device = upload(order_on_cpu, self.lane.device)
-        rows_on_device = [upload(torch.from_numpy(rows), self.lane.device) for rows in merged_rows]
+        slots_on_device = [upload(torch.from_numpy(slots), self.lane.device) for slots in merged_slots]
         views = [
-            _interleave(images, rows_on_device)
+            _interleave(images, slots_on_device)
             for images in zip(*(batch.views for batch in batches), strict=True)
         ]
-        datasets = np.repeat([part.number for part, _ in filled], [len(rows) for rows in request_rows])
+        datasets = np.repeat([part.number for part, _ in filled], [len(slots) for slots in request_slots])
         batch = Batch(
             views[0],
             torch.cat([batch.labels for batch in batches])[order_on_device],
@@ -188,21 +189,21 @@ def _split_request(request: Request, starts: Positions) -> list[_PartRequest]:
     numbers = np.searchsorted(starts, request.positions, side="right") - 1
     parts = []
     for number in np.unique(numbers).tolist():
-        rows = np.flatnonzero(numbers == number)
-        selected = request.select(rows)
+        slots = np.flatnonzero(numbers == number)
+        selected = request.select(slots)
         selected = replace(selected, positions=selected.positions - starts[number])
-        parts.append(_PartRequest(number, rows, selected))
+        parts.append(_PartRequest(number, slots, selected))
     return parts
 
 
-def _merge_fields(batches: Sequence[Batch], order: Positions) -> dict[str, Any]:
+def _merge_fields(batches: Sequence[Batch], order: Ints) -> dict[str, Any]:
     """Return the fields that all `batches` have, of their samples in this order."""
     merged: dict[str, Any] = {}
     for name in set.intersection(*(set(batch.fields) for batch in batches)):
         parts = [batch.fields[name] for batch in batches]
         if not all(isinstance(part, torch.Tensor) for part in parts):
             values = list(chain.from_iterable(parts))
-            merged[name] = [values[row] for row in order.tolist()]
+            merged[name] = [values[number] for number in order.tolist()]
         elif len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
             tensor = torch.cat(parts)
             merged[name] = tensor[upload(torch.from_numpy(order), tensor.device)]
@@ -214,11 +215,11 @@ def _merge_fields(batches: Sequence[Batch], order: Positions) -> dict[str, Any]:
     return merged
 
 
-def _interleave(parts: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
+def _interleave(parts: Sequence[torch.Tensor], slots: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the images of `parts` as one [n, channels, height, width] in channels-last memory.
 
     Args:
-        rows: for each part, int64 [m], the rows of the result that its images become.
+        slots: for each part, int64 [m], the slots of its images in the result.
     """
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
@@ -231,8 +232,8 @@ def _interleave(parts: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> 
         dtype=parts[0].dtype,
         device=parts[0].device,
     )
-    # torch cannot assign rows of uint16: the same bytes are assigned as int16
+    # torch cannot assign images of uint16 by their slots: the same bytes are assigned as int16
     dtype = torch.int16 if out.dtype == torch.uint16 else out.dtype
-    for part, part_rows in zip(parts, rows, strict=True):
-        out.view(dtype)[part_rows] = part.permute(0, 2, 3, 1).view(dtype)
+    for part, part_slots in zip(parts, slots, strict=True):
+        out.view(dtype)[part_slots] = part.permute(0, 2, 3, 1).view(dtype)
     return out.permute(0, 3, 1, 2)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions, Request
+from precache.dataset.columns import Ints
 
 _WINDOW_TAG, _WEIGHTED_TAG, _SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 4, 5, 6, 7, 8
 _MAX_LISTED = 1 << 16  # samples that are shuffled as a list, of 0.5 MB
@@ -32,7 +33,7 @@ WINDOW_SHARDS = 8
 """Number of shards in a window, unless memory bounds it."""
 _Words: TypeAlias = npt.NDArray[np.uint64]
 Weights: TypeAlias = npt.NDArray[np.float64]
-LookUp: TypeAlias = Callable[[Positions], Positions]
+LookUp: TypeAlias = Callable[[Ints], Positions]
 """Function from places in an epoch, int64 [n], to the positions of the samples served there, int64 [n]."""
 
 
@@ -60,15 +61,15 @@ class KeyedPermutation:
         keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
         self._rounds = [(number, np.uint64(word)) for number, word in enumerate(keys)]
 
-    def at(self, places: Positions) -> Positions:
+    def at(self, places: Ints) -> Ints:
         """Return the values at `places` of the permutation: int64 [n] each."""
         return self._walk(places, forward=True)
 
-    def places_of(self, values: Positions) -> Positions:
+    def places_of(self, values: Ints) -> Ints:
         """Return the places of `values` in the permutation: int64 [n] each."""
         return self._walk(values, forward=False)
 
-    def _walk(self, values: Positions, *, forward: bool) -> Positions:
+    def _walk(self, values: Ints, *, forward: bool) -> Ints:
         """Send `values` through the network, and those that fall behind the last value through it again."""
         out = self._permute(values.astype(np.uint64), forward)
         behind = np.flatnonzero(out >= self._count)
@@ -136,7 +137,7 @@ def window_order(
             np.concatenate(samples)
         )
 
-    def look_up(places: Positions) -> Positions:
+    def look_up(places: Ints) -> Positions:
         windows = np.searchsorted(starts, places, side="right") - 1
         cuts = np.flatnonzero(np.diff(windows)) + 1
         positions = []
@@ -270,17 +271,17 @@ class MixedEpochs:
             for part, start, count in zip(self.parts, starts, self.counts, strict=False)
         ]
 
-        def look_up_near(places: Positions) -> Positions:
+        def look_up_near(places: Ints) -> Positions:
             first, last = int(places.min()), int(places.max())
             datasets, numbers = interleave(self.counts, first, last + 1)
             datasets, numbers = datasets[places - first], numbers[places - first]
             positions = np.empty_like(places)
             for dataset, stream in enumerate(streams):
-                rows = np.flatnonzero(datasets == dataset)
-                positions[rows] = stream(numbers[rows])
+                is_of_dataset = datasets == dataset
+                positions[is_of_dataset] = stream(numbers[is_of_dataset])
             return positions
 
-        def look_up(places: Positions) -> Positions:
+        def look_up(places: Ints) -> Positions:
             cuts = np.flatnonzero(abs(np.diff(places)) > _MAX_GAP) + 1
             return np.concatenate([look_up_near(part) for part in np.split(places, cuts)])
 
@@ -292,29 +293,31 @@ class MixedEpochs:
 
 
 def _endless_order(part: Epochs, start: int, offset: int) -> LookUp:
-    """Return the order of a dataset's epochs, one behind the other; place 0 is `offset` samples in.
+    """Return the order of a dataset's epochs, one behind the other.
 
     Args:
         start: position of the dataset's first sample in the mixture.
+        offset: number of the dataset's samples that come before place 0.
     """
     epoch_order = lru_cache(maxsize=1)(part.order)
 
-    def look_up(numbers: Positions) -> Positions:
+    def look_up(numbers: Ints) -> Positions:
         epochs, places = np.divmod(offset + numbers, part.samples)
         positions = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
-            rows = np.flatnonzero(epochs == epoch)
-            positions[rows] = epoch_order(epoch)(places[rows])
+            is_in_epoch = epochs == epoch
+            positions[is_in_epoch] = epoch_order(epoch)(places[is_in_epoch])
         return start + positions
 
     return look_up
 
 
-def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Positions, Positions]:
-    """Return, for places `start` to `stop` of an epoch, int64 [n] each, the dataset and the number in it.
+def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Ints, Ints]:
+    """Return, for places `start` to `stop` of an epoch, the dataset and the sample's number: int64 [n] each.
 
-    Number j of m samples of a dataset comes at (j + 1/2) / m of the epoch: of two datasets, the samples so
-    far have their shares to within half a sample, and any batch to within one.
+    Each dataset's samples are numbered in the order in which they come in the epoch. Number j of m comes at
+    (j + 1/2) / m of the epoch: of two datasets, the samples so far have their shares to within half a sample,
+    and any batch to within one.
 
     Args:
         counts: number of samples of each dataset in an epoch.
@@ -380,7 +383,7 @@ class Order:
     def __len__(self) -> int:
         return self._whole + len(self._tail)
 
-    def _batch_places(self, number: int) -> tuple[Positions, int]:
+    def _batch_places(self, number: int) -> tuple[Ints, int]:
         """Return the places of batch `number`, int64 [n], and how many at the end fill it up."""
         start, stop = self._run
         if number < self._whole:

@@ -163,12 +163,11 @@ def find_epochs(
         kind = "full" if random_access else "window"
     elif spec.shuffle is not False:
         kind = spec.shuffle
-    rows = None if data.part_of is None else data.part_of[1]
     return Epochs(
         shard_starts=data.shard_starts,
         kind=kind,
         seed=spec.seed,
         window_shards=data.window_shards(spec.reading.memory_bytes),
-        chosen=None if rows is None else (rows, len(data.whole)),
+        chosen=None if data.chosen is None else (data.chosen, len(data.whole)),
         weights=weights,
     )

@@ -45,7 +45,7 @@ from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
 from loaders.threads import Pool
 from precache.dataset.boxes import fit_boxes
-from precache.dataset.columns import Column
+from precache.dataset.columns import Column, Ints
 from precache.dataset.index import REMEDY
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS
@@ -128,11 +128,11 @@ class Pipeline:
         images = upload(decoded.images, self.lane.device)
         fields, damaged = self._fields.read(readable)
         if damaged:
-            request_rows = np.delete(np.arange(len(request.positions)), [*refused])
-            refused |= {int(request_rows[row]): error for row, error in damaged.items()}
-            is_right = np.isin(np.arange(len(request_rows)), [*damaged], invert=True)
-            rows = np.flatnonzero(np.tile(is_right, len(images) // len(is_right)))  # in each view
-            images = images[upload(torch.from_numpy(rows), self.lane.device)]
+            readable_slots = np.delete(np.arange(len(request.positions)), [*refused])
+            refused |= {int(readable_slots[slot]): error for slot, error in damaged.items()}
+            is_right = np.isin(np.arange(len(readable_slots)), [*damaged], invert=True)
+            right = np.flatnonzero(np.tile(is_right, len(images) // len(is_right)))  # in each view
+            images = images[upload(torch.from_numpy(right), self.lane.device)]
             readable = request.drop(refused)
         batch = self._prepare(images.view(self._stored_dtype), readable, fields)
         batch.refused = refused
@@ -284,7 +284,7 @@ class FieldReader:
         """Read the fields of the samples in `request`.
 
         Returns:
-            Fields of the samples whose masks are right, and the errors of the others, by their rows.
+            Fields of the samples whose masks are right, and the errors of the others, by their slots.
 
         Raises:
             DatasetError: a shard cannot be read.
@@ -293,31 +293,32 @@ class FieldReader:
         damaged: dict[int, ImageError] = {}
         if not (self._index.fields or self._has_masks):
             return fields, damaged
-        rows = request.positions
+        positions = request.positions
         boxes, mirrored = self._crops.boxes_and_flips(
-            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.places
+            request.epoch, self._data.ids[positions], self._data.shapes_at(positions), request.places
         )
         if self._has_masks:
-            mask, damaged = self._read_masks(rows, boxes, mirrored)
+            mask, damaged = self._read_masks(positions, boxes, mirrored)
             if damaged:
-                right = np.delete(np.arange(len(rows)), [*damaged])
-                rows, boxes, mirrored, mask = rows[right], boxes[right], mirrored[right], mask[right]
+                right = np.delete(np.arange(len(positions)), [*damaged])
+                positions, boxes, mirrored = positions[right], boxes[right], mirrored[right]
+                mask = mask[right]
             fields[MASK] = upload(mask, self._device)
         for name, column in sorted(self._index.fields.items()):
             if name == self._data.boxes:
                 assert self._data.rendering is not None
-                sizes = self._index["source_sizes"][rows]
-                stored = fit_boxes(column.select(rows), sizes, self._data.rendering, clip=True)
+                sizes = self._index["source_sizes"][positions]
+                stored = fit_boxes(column.select(positions), sizes, self._data.rendering, clip=True)
                 served_boxes, kept_numbers = [], []
-                for row in range(len(rows)):
-                    crop, is_mirrored = boxes[row].tolist(), bool(mirrored[row])
-                    sample_boxes, numbers = self._crop_boxes(stored.row_array(row), crop, is_mirrored)
+                for slot in range(len(positions)):
+                    crop, is_mirrored = boxes[slot].tolist(), bool(mirrored[slot])
+                    sample_boxes, numbers = self._crop_boxes(stored.row_array(slot), crop, is_mirrored)
                     served_boxes.append(sample_boxes)
                     kept_numbers.append(numbers)
                 fields[name] = served_boxes
                 fields[f"{name}_kept"] = kept_numbers
             else:
-                fields[name] = field_values(column, rows)
+                fields[name] = field_values(column, positions)
         return fields, damaged
 
     def _crop_boxes(
@@ -336,25 +337,25 @@ class FieldReader:
     def _read_masks(
         self, positions: Positions, boxes: Boxes, mirrored: Mirrored
     ) -> tuple[torch.Tensor, dict[int, ImageError]]:
-        """Return masks, uint8 [n, height, width], and errors of those not as they were written, by row."""
+        """Return masks, uint8 [n, height, width], and errors of those not as they were written, by slot."""
         masks = torch.empty((len(positions), self._rows, self._columns), dtype=torch.uint8)
-        shards, shard_rows = self._data.locate(positions)
-        columns = (column.tolist() for column in (positions, shards, shard_rows, boxes, mirrored))
+        shards, rows = self._data.locate(positions)
+        columns = (column.tolist() for column in (positions, shards, rows, boxes, mirrored))
         samples: list[Any] = list(zip(*columns, strict=True))
         spaces, damaged = masks.numpy(), dict[int, ImageError]()
 
-        def read(row: int) -> ImageError | None:
-            position, shard, shard_row, box, is_mirrored = samples[row]
-            return self._read_mask(position, shard, shard_row, box, is_mirrored, spaces[row])
+        def read(slot: int) -> ImageError | None:
+            position, shard, row, box, is_mirrored = samples[slot]
+            return self._read_mask(position, shard, row, box, is_mirrored, spaces[slot])
 
         needed = np.unique(shards)
         for start in range(0, len(needed), _MAX_OPEN_MASKS):
             opened = needed[start : start + _MAX_OPEN_MASKS]
             self._open_masks(opened.tolist())
-            rows = np.flatnonzero(np.isin(shards, opened)).tolist()
-            for row, error in zip(rows, self._pool.map(read, rows), strict=True):
+            slots = np.flatnonzero(np.isin(shards, opened)).tolist()
+            for slot, error in zip(slots, self._pool.map(read, slots), strict=True):
                 if error is not None:
-                    damaged[row] = error
+                    damaged[slot] = error
         return masks, dict(sorted(damaged.items()))
 
     def _open_masks(self, shards: list[int]) -> None:
@@ -396,27 +397,28 @@ class FieldReader:
                 index.check_mask(position, mask, file)
         except (ImageError, ValueError) as error:
             if self._data.remote is not None:
-                return index.error(position, file, self._data.remote.remove_damaged(shard))
+                self._data.remote.forget(shard)
+                return index.error(position, file, self._data.remote.forgotten_reason)
             if isinstance(error, ImageError):
                 return type(error)(error.path, error.reason, remedy=error.remedy)
             undecodable = index.error(position, file, f"its mask cannot be decoded ({error})")
             return SampleError(undecodable.path, undecodable.reason, remedy=REMEDY)
-        rows, inside_rows = _nearest_pixels(crop[1], crop[3], self._rows, mask.shape[0])
+        lines, inside_lines = _nearest_pixels(crop[1], crop[3], self._rows, mask.shape[0])
         columns, inside_columns = _nearest_pixels(crop[0], crop[2], self._columns, mask.shape[1])
-        cropped = mask[rows[:, None], columns] * (inside_rows[:, None] & inside_columns)
+        cropped = mask[lines[:, None], columns] * (inside_lines[:, None] & inside_columns)
         out[:] = cropped[:, ::-1] if mirrored else cropped
         return None
 
 
-def _nearest_pixels(start: float, length: float, count: int, side: int) -> tuple[Positions, Mirrored]:
+def _nearest_pixels(start: float, length: float, count: int, side: int) -> tuple[Ints, Mirrored]:
     """Return which of `side` pixels is nearest to each of `count` new ones, and whether that one lies on it.
 
     Args:
         start: where the new pixels begin, in old pixels.
         length: old pixels that the new ones cover.
     """
-    places = np.floor(start + (np.arange(count) + 0.5) * (length / count)).astype(np.int64)
-    return places.clip(0, side - 1), (places >= 0) & (places < side)
+    pixels = np.floor(start + (np.arange(count) + 0.5) * (length / count)).astype(np.int64)
+    return pixels.clip(0, side - 1), (pixels >= 0) & (pixels < side)
 
 
 def batch_labels(data: SplitData, positions: Positions) -> torch.Tensor:
@@ -436,7 +438,7 @@ def field_values(column: Column, positions: Positions) -> torch.Tensor | list[An
     """Return the values of samples in the form that the module describes, in memory of their own."""
     selected = column.select(positions)
     if selected.kind == "text":
-        return [selected.row_value(row) for row in range(len(selected))]
+        return [selected.row_value(slot) for slot in range(len(selected))]
     if selected.ends is None:
         return torch.from_numpy(selected.values)
-    return [torch.from_numpy(selected.row_array(row)) for row in range(len(selected))]
+    return [torch.from_numpy(selected.row_array(slot)) for slot in range(len(selected))]

@@ -69,7 +69,7 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
 
     Args:
         args: options of `parser`; the loaders serve on `args.device`.
-        ranks: number of processes that share each batch of `args.batch_size`.
+        ranks: number of processes, each of which serves its share of every batch of `args.batch_size`.
 
     Raises:
         PrecacheError: an option is out of range, or the data cannot be opened.

@@ -112,7 +112,11 @@ class Learner:
         batches: Iterable[Batch],
         should_stop: Callable[[], bool],
     ) -> tuple[dict[str, float], float]:
-        """Process batches; return mean loss and accuracy over the samples of all ranks, and their count."""
+        """Process batches; return mean loss and accuracy over the samples of all ranks, and their count.
+
+        Samples that fill a batch up count neither for the accuracy nor for the count. They are part of the
+        mean loss of their batch, which counts as often as the batch has other samples.
+        """
         sums = torch.zeros(3, device=self.device)
         for batch in batches:
             loss, scores = process(batch)
@@ -124,7 +128,7 @@ class Learner:
         if dist.is_initialized():
             dist.all_reduce(sums)
         loss_sum, correct, samples = sums.tolist()  # waits for the GPU
-        if not samples:  # the checkpoint was taken after the last batch of the epoch
+        if not samples:  # resumed at the end of an epoch: no batch is left
             return {}, 0
         return {"loss": loss_sum / samples, "accuracy": correct / samples}, samples
 
@@ -152,7 +156,7 @@ class Training:
 
     Args:
         args: options of `common.parser`.
-        ranks: number of processes that share each batch.
+        ranks: number of processes; each trains on its share of every batch of `args.batch_size`.
         prepare: takes model, optimizer and loader, and returns them wrapped for distributed training.
         backward: computes the gradients of a loss.
     """
@@ -194,7 +198,9 @@ class Training:
 
     def fit(self, sigterm: common.Sigterm) -> int:
         """Train for the remaining epochs; return the exit code, 143 if SIGTERM ended it, after saving."""
-        args, path, is_first = self.args, self.args.out / "checkpoint.pt", common.is_first_rank()
+        args = self.args
+        path = args.out / "checkpoint.pt"
+        is_first = common.is_first_rank()
         checkpoint = common.read_checkpoint(path, args) if is_first else None
         if dist.is_initialized():  # only the first rank's machine may have the file
             objects = [checkpoint]

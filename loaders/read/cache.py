@@ -9,7 +9,8 @@ they fit into main memory, this cache makes no second copy.
 
 If the split does not fit, the first samples in stored order are cached: a reader that goes from shard to
 shard then never opens their shards again. Main memory is shared with the other ranks of this host, see
-`loaders.read.host_memory`. Its size alone determines how many pictures are cached. Its content:
+`loaders.read.host_memory`; its size alone determines how many pictures are cached. Layout of the shared
+memory:
 
     bool [samples]      whether the picture of each sample of the split is there; padded to 4,096 bytes
     uint8 [bytes]       the cached pictures, one behind the other
@@ -42,7 +43,7 @@ from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.host_memory import HostMemory
 from loaders.settings import LoaderSpec, count_local_ranks
 from loaders.threads import Pool
-from precache.dataset.columns import Column
+from precache.dataset.columns import Column, Ints
 from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import decoder_versions
@@ -55,21 +56,21 @@ _AUTO_SHARE = 0.5  # share of the free memory that `auto` takes
 _MIN_SHARE = 0.1  # share of a split: `auto` caches nothing where less than this fits
 _VERSION = 2  # version of the layout of shared memory
 _LOGGER = logging.getLogger(__name__)
-# Cached batches that may wait behind one that is being read. Past so many, the reader is closed until a
-# sample is missing again; else it would ask for later and later requests, for epochs.
+# Once so many requests wait for which the reader has nothing to decode, it is stopped until a sample is
+# missing again: it would otherwise consume requests for epochs ahead.
 _MAX_IDLE = 256
 OpenReader = Callable[[Crops], Reader]
 """Opens the backend's reader, which serves the given part of the stored pictures."""
-Offsets: TypeAlias = Sequence[int] | Positions
+Offsets: TypeAlias = Sequence[int] | Ints
 """Byte where each of several contiguous pictures begins, and where the last one ends: int64 [n + 1]."""
 
 
-def picture_offsets(shapes: Positions, pixel_bytes: int) -> Offsets:
+def picture_offsets(shapes: Ints, pixel_bytes: int) -> Offsets:
     """Offsets of contiguous pictures of these `shapes`, int64 [n, 2]."""
     return np.concatenate(([0], np.cumsum(shapes.prod(axis=1) * pixel_bytes)))
 
 
-def picture_getter(memory: Pixels, shapes: Positions, pixel_bytes: int) -> Callable[[int], Pixels]:
+def picture_getter(memory: Pixels, shapes: Ints, pixel_bytes: int) -> Callable[[int], Pixels]:
     """Function that returns one of the contiguous pictures in `memory`: uint8 [height, width, bytes]."""
     offsets = picture_offsets(shapes, pixel_bytes)
 
@@ -117,7 +118,7 @@ class HostPictures:
             self._picture = content.reshape(self.count, *sides(crops.stored), data.pixel_bytes).__getitem__
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
-    def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
+    def serve(self, request: Request, slots: Ints, images: torch.Tensor | None) -> DecodedBatch:
         """Fill a batch with newly decoded `images` at `slots`, and with cached pictures elsewhere.
 
         New pictures are cached if there is room.
@@ -127,28 +128,34 @@ class HostPictures:
         """
         assert self._picture is not None
         cached_picture, positions = self._picture, request.positions.tolist()
-        rows: dict[int, int] = {}
-        new_picture: Callable[[int], Pixels] = cached_picture
-        if images is not None:
-            rows = {slot: row for row, slot in enumerate(slots.tolist())}
-            new_picture = images.numpy().__getitem__
-            if images.ndim == 1:
-                shapes = self._data.shapes_at(request.positions[slots])
-                new_picture = picture_getter(images.numpy(), shapes, self._data.pixel_bytes)
+        new_pictures = self._split_images(request, slots, images)
 
         def picture_at(slot: int) -> Pixels:
             position = positions[slot]
-            if slot not in rows:
+            if slot not in new_pictures:
                 return cached_picture(position)
-            picture = new_picture(rows[slot])
-            if position < self.count and not self.is_cached[position]:
-                with suppress(OSError):  # no memory left: the sample is read again in the next epoch
-                    self._memory.write(self._pictures_start + int(self._offsets[position]), picture)
-                    # Only now that all of it is written: another process may serve it at once.
-                    self.is_cached[position] = True
-            return picture
+            self._keep(position, new_pictures[slot])
+            return new_pictures[slot]
 
         return self._filler.fill(Pictures(request, picture_at, in_memory=True))
+
+    def _split_images(self, request: Request, slots: Ints, images: torch.Tensor | None) -> dict[int, Pixels]:
+        """Return each of the decoded `images`, uint8 [height, width, bytes], by its slot."""
+        if images is None:
+            return {}
+        if images.ndim > 1:
+            return dict(zip(slots.tolist(), images.numpy(), strict=True))
+        shapes = self._data.shapes_at(request.positions[slots])
+        picture = picture_getter(images.numpy(), shapes, self._data.pixel_bytes)
+        return {slot: picture(number) for number, slot in enumerate(slots.tolist())}
+
+    def _keep(self, position: int, picture: Pixels) -> None:
+        """Cache the picture of the sample at `position`, unless it is cached or there is no room."""
+        if position < self.count and not self.is_cached[position]:
+            with suppress(OSError):  # no memory left: the sample is read again in the next epoch
+                self._memory.write(self._pictures_start + int(self._offsets[position]), picture)
+                # Only now that all of it is written: another process may serve it at once.
+                self.is_cached[position] = True
 
     def close(self) -> None:
         """Release the memory; the system frees it when the last process has closed it."""
@@ -165,24 +172,26 @@ class DevicePictures:
         self.is_cached = np.zeros(len(data), np.bool_)
         self._images = images
 
-    def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
+    def serve(self, request: Request, slots: Ints, images: torch.Tensor | None) -> DecodedBatch:
         """Gather a batch on the device; see `HostPictures.serve`."""
         positions = request.positions
+        # A sample that is not cached gets some other picture here, which its own one then replaces.
         served = self._images[self._upload(np.minimum(positions, self.count - 1))]
         if images is not None:
             served[self._upload(slots)] = images
-            rows = np.flatnonzero(positions[slots] < self.count)
-            positions = positions[slots[rows]]
-            self._images[self._upload(positions)] = images[self._upload(rows)]
-            self.is_cached[positions] = True
+            new_positions = positions[slots]
+            with_room = np.flatnonzero(new_positions < self.count)
+            stored_positions = new_positions[with_room]
+            self._images[self._upload(stored_positions)] = images[self._upload(with_room)]
+            self.is_cached[stored_positions] = True
         return DecodedBatch(served)
 
     def close(self) -> None:
         """Free the device's memory."""
         self._images = torch.empty(0, dtype=torch.uint8)
 
-    def _upload(self, rows: Positions) -> torch.Tensor:
-        return upload(torch.from_numpy(rows), self.device)
+    def _upload(self, indices: Ints) -> torch.Tensor:
+        return upload(torch.from_numpy(indices), self.device)
 
 
 def open_cached(
@@ -203,13 +212,17 @@ def open_cached(
         shapes = _read_shapes(data, spec.threads)
         columns = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
         data = replace(data, index=data.index.with_columns(columns))
-    served = crops if crops.random else Crops(crops.size, crops.size)
-    cached: HostPictures | DevicePictures | None
-    if on_device:
-        cached = _device_pictures(spec, data, served)
+    # Random crops are cut out of whole pictures, which are cached; fixed crops are cached as they are served.
+    if crops.random:
+        read_crops, served_crops = Crops(crops.stored, crops.stored), crops
     else:
-        cached = _host_pictures(spec, data, served, (backend, crops.crop_ratio))
-    if cached is None:
+        read_crops, served_crops = crops, Crops(crops.size, crops.size)
+    store: HostPictures | DevicePictures | None
+    if on_device:
+        store = _device_pictures(spec, data, served_crops)
+    else:
+        store = _host_pictures(spec, data, served_crops, (backend, crops.crop_ratio))
+    if store is None:
         free, _ = host_memory.free_memory()
         _LOGGER.warning(
             "%s: cache %r keeps nothing, %.1f GiB of main memory are free; all samples are read each time",
@@ -219,11 +232,11 @@ def open_cached(
         )
         return open_reader(crops)
     try:
-        reader = open_reader(Crops(crops.stored, crops.stored) if crops.random else crops)
+        reader = open_reader(read_crops)
     except BaseException:
-        cached.close()
+        store.close()
         raise
-    return CachedReader(reader, cached, data)
+    return CachedReader(reader, store, data)
 
 
 def _is_cached_by_system(backend: str, spec: LoaderSpec, data: SplitData) -> bool:
@@ -345,10 +358,10 @@ def _read_shapes(data: SplitData, threads: int) -> list[tuple[int, int]]:
 class CachedReader:
     """Serves cached pictures, and caches those that `reader` decodes."""
 
-    def __init__(self, reader: Reader, cached: HostPictures | DevicePictures, data: SplitData) -> None:
+    def __init__(self, reader: Reader, store: HostPictures | DevicePictures, data: SplitData) -> None:
         self.random_access = reader.random_access
         self._reader = reader
-        self._cached = cached
+        self._store = store
         self._samples = len(data)
         self._refused: dict[int, ImageError] = {}  # position -> why its picture cannot be decoded
 
@@ -362,10 +375,10 @@ class CachedReader:
 
     def _read_missing(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Serve `first` and the requests after it, until the reader has next to nothing to do."""
-        waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader decodes
+        waiting: deque[tuple[Request, Ints]] = deque()  # with the slots that the reader decodes
         # Positions that an earlier request has the reader decode: they will be cached by then.
         coming = np.zeros(self._samples, np.bool_)
-        idle = 0  # requests in `waiting` without such slots
+        idle = 0  # requests in `waiting` for which it decodes nothing
 
         def missing_requests() -> Iterator[Request]:
             nonlocal idle
@@ -375,7 +388,7 @@ class CachedReader:
                 waiting.append((request, slots))
                 if len(slots):
                     positions = request.positions[slots]
-                    coming[positions[positions < self._cached.count]] = True
+                    coming[positions[positions < self._store.count]] = True
                     yield request if len(slots) == len(request.positions) else request.select(slots)
                 else:
                     idle += 1
@@ -387,45 +400,46 @@ class CachedReader:
                 while not len(waiting[0][1]):
                     idle -= 1
                     yield self._serve(waiting.popleft()[0])
-                yield self._store_and_serve(*waiting.popleft(), batch)
+                request, slots = waiting.popleft()
+                yield self._store_and_serve(request, slots, batch)
         while waiting:
             yield self._serve(waiting.popleft()[0])
 
     def close(self) -> None:
         """Close the reader, and free the cache."""
         self._reader.close()
-        self._cached.close()
+        self._store.close()
 
-    def _missing_slots(self, request: Request) -> Positions:
-        """Numbers in the batch of samples that are not cached, and may be decodable."""
+    def _missing_slots(self, request: Request) -> Ints:
+        """Slots of the samples that are not cached, and may be decodable."""
         positions = request.positions
-        return np.flatnonzero(~self._cached.is_cached[positions] & ~self._is_refused(positions))
+        return np.flatnonzero(~self._store.is_cached[positions] & ~self._is_refused(positions))
 
     def _is_refused(self, positions: Positions) -> npt.NDArray[np.bool_]:
         if not self._refused:
             return np.zeros(len(positions), np.bool_)
         return np.isin(positions, list(self._refused))
 
-    def _store_and_serve(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
+    def _store_and_serve(self, request: Request, slots: Ints, decoded: DecodedBatch) -> DecodedBatch:
         """Cache what the reader decoded of some slots of a batch, and serve all of the batch."""
-        for number, error in batch.refused.items():
-            self._refused[int(request.positions[slots[number]])] = error
+        for decoded_slot, error in decoded.refused.items():
+            self._refused[int(request.positions[slots[decoded_slot]])] = error
         # A sample may be refused in one batch and decoded in a later one, and is then in its `images`.
-        decoded_slots = np.delete(slots, list(batch.refused))
-        images = upload(batch.images, self._cached.device)
+        decoded_slots = np.delete(slots, list(decoded.refused))
+        images = upload(decoded.images, self._store.device)
         return self._serve(request, decoded_slots, images)
 
     def _serve(
-        self, request: Request, slots: Positions | None = None, images: torch.Tensor | None = None
+        self, request: Request, slots: Ints | None = None, images: torch.Tensor | None = None
     ) -> DecodedBatch:
         """Serve a batch without the samples that are refused; arguments as of `HostPictures.serve`."""
         slots = np.empty(0, np.int64) if slots is None else slots
         refused = self._is_refused(request.positions)
         refused[slots] = False
         served_slots = np.flatnonzero(~refused)
-        batch = self._cached.serve(request.select(served_slots), np.searchsorted(served_slots, slots), images)
+        batch = self._store.serve(request.select(served_slots), np.searchsorted(served_slots, slots), images)
         errors = {}
-        for number in np.flatnonzero(refused).tolist():
+        for slot in np.flatnonzero(refused).tolist():
             # Copied, because raising it gives it a traceback, which would keep alive what its frames hold.
-            errors[number] = copy(self._refused[int(request.positions[number])])
+            errors[slot] = copy(self._refused[int(request.positions[slot])])
         return replace(batch, refused=errors)

@@ -28,7 +28,7 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.storage import open_regular, read_descriptor_at
 
-_MAX_PLACES = 1024  # shards whose samples' places are kept: 16 bytes a sample
+_MAX_RANGES = 1024  # shards whose samples' byte ranges are kept: 16 bytes a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class EncodedPictures:
         self._check = SampleCheck(data, spec.reading.check)
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         self._at_random = spec.shuffle == "full"
-        self._places: dict[int, Places] = {}
+        self._byte_ranges: dict[int, Places] = {}  # shard -> start and size of each sample
 
     def read(self, requests: Iterator[Request]) -> Generator[EncodedBatch, None, None]:
         """Yield each request with its pictures, in order.
@@ -172,18 +172,26 @@ class EncodedPictures:
                 samples = [shards[number][row] for number, row in zip(numbers, rows, strict=True)]
                 yield request, self._compare(request, numbers, samples)
 
-    def _compare(self, request: Request, shards: list[int], samples: list[StoredSample]) -> list[Encoded]:
-        """Compare the samples of a request with their checksums; `shards`: the number of each one's shard."""
+    def _compare(
+        self, request: Request, shard_numbers: list[int], samples: list[StoredSample]
+    ) -> list[Encoded]:
+        """Compare the samples of a request with their checksums.
+
+        Args:
+            shard_numbers: number of the shard of each sample.
+        """
         shapes = self._data.shapes_at(request.positions).tolist()
         positions, pictures = request.positions.tolist(), []
-        for position, shard, sample, (height, width) in zip(positions, shards, samples, shapes, strict=True):
+        for position, number, sample, (height, width) in zip(
+            positions, shard_numbers, samples, shapes, strict=True
+        ):
             error = None
             try:
                 self._check.compare(position, sample.data, sample.damage)
             except ImageError as wrong:
                 error = copy(wrong)  # without its traceback
             assert isinstance(sample.data, bytes)
-            path = f"{self._data.files[shard]}: sample {sample.id}"
+            path = f"{self._data.files[number]}: sample {sample.id}"
             pictures.append(Encoded(path, sample.data, (height, width), error, self._data.channels))
         return pictures
 
@@ -206,7 +214,7 @@ class EncodedPictures:
         return dict(enumerate(samples))
 
     def _read_samples(self, request: Request) -> list[Encoded]:
-        """Read single samples at their places in their shards.
+        """Read single samples, each by its byte range in its shard.
 
         Raises:
             ValueError: another sample lies there.
@@ -216,14 +224,14 @@ class EncodedPictures:
         for number in np.unique(shards).tolist():
             slots = np.flatnonzero(shards == number).tolist()
             with self._data.local_shard(number) as path, open_regular(path) as file:
-                if number not in self._places:
-                    self._places[number] = self._find_places(number)
-                places = self._places[number][rows[slots]].tolist()
+                if number not in self._byte_ranges:
+                    self._byte_ranges[number] = self._find_byte_ranges(number)
+                byte_ranges = self._byte_ranges[number][rows[slots]].tolist()
                 if hasattr(os, "posix_fadvise"):
                     # Announced together: otherwise each read waits for the disk in its turn.
-                    for start, size in places:
+                    for start, size in byte_ranges:
                         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
-                for slot, (start, size) in zip(slots, places, strict=True):
+                for slot, (start, size) in zip(slots, byte_ranges, strict=True):
                     content = read_descriptor_at(file.fileno(), start, size)
                     samples_by_slot[slot] = FORMATS[self._data.kind].read_sample(content)
         samples = [samples_by_slot[slot] for slot in range(len(shards))]
@@ -231,18 +239,18 @@ class EncodedPictures:
             raise ValueError("other samples")
         return self._compare(request, shards.tolist(), samples)
 
-    def _find_places(self, number: int) -> Places:
+    def _find_byte_ranges(self, number: int) -> Places:
         """Start and size of each sample of shard `number`, in bytes."""
-        while len(self._places) >= _MAX_PLACES:
-            del self._places[next(iter(self._places))]
+        while len(self._byte_ranges) >= _MAX_RANGES:
+            del self._byte_ranges[next(iter(self._byte_ranges))]
         with self._data.local_shard(number, with_index=True) as path:
             self._check.compare_size(number)
-            # A fetched part of a shard has no index of its own: its places are in the whole shard's.
+            # A fetched part of a shard has no index of its own: its byte ranges are in the whole shard's.
             whole = path.with_name(Path(self._data.whole.files[number]).name)
-            places = FORMATS[self._data.kind].find_samples(whole)
-        if len(places) != self._data.whole.shard_samples[number]:
+            byte_ranges = FORMATS[self._data.kind].find_samples(whole)
+        if len(byte_ranges) != self._data.whole.shard_samples[number]:
             raise ValueError("an index of other samples")
-        return places
+        return byte_ranges
 
 
 class ThreadsReader:

@@ -119,13 +119,13 @@ class Pictures:
 
     Attributes:
         request: at most as many samples as a batch has.
-        picture_at: returns the stored picture of a number in the batch, uint8 [height, width, bytes], which
-            nobody writes to; several threads call it at a time. A picture for which it raises ImageError is
-            left out of the batch, and named in `DecodedBatch.refused`.
+        picture_at: returns the stored picture of a slot, uint8 [height, width, bytes], which nobody writes
+            to; several threads call it at a time. A picture for which it raises ImageError is left out of the
+            batch, and named in `DecodedBatch.refused`.
         shapes: int64 [n, 2], height and width of each picture, where the data does not know them.
         in_memory: whether `picture_at` returns memory that exists anyway: then one call copies several.
-        compare: returns an error for each of some pictures, by their numbers in the batch, that is not as it
-            was written; None where none has to be compared.
+        compare: returns an error for each of some pictures, by their slots, that is not as it was written;
+            None where none has to be compared.
     """
 
     request: Request
@@ -140,19 +140,19 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes, mirrored: the part of each picture that is served, rows of `Boxes`; several views lie one
-            behind the other.
-        places: the place of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
-        parts: numbers that are still to be filled; the threads share the iterator, each takes the next part.
+        boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
+            the other.
+        spaces: the memory of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
+        parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         helpers: the threads at work on it.
-        errors: the reason why a picture is left out, by its number in the batch.
+        errors: the reason why a picture is left out, by its slot.
     """
 
     pictures: Pictures
     boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
-    places: Pixels | list[Pixels]
+    spaces: Pixels | list[Pixels]
     parts: Iterator[range]
     helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
@@ -230,21 +230,21 @@ class BatchFiller:
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
         boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, varying, request.places)
-        images, places = self._allocate(shapes * self._crops.views)
+        images, spaces = self._allocate(shapes * self._crops.views)
         slots = range(len(ids))
         max_part = _PICTURES_PER_CALL if pictures.in_memory else 1
         part_size = max(1, min(max_part, len(ids) // self._threads))
         parts = [slots[start : start + part_size] for start in slots[::part_size]]
-        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
+        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, spaces, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_parts, filling))
         return filling
 
     def _allocate(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
-        """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
+        """Memory for a batch of pictures of these `shapes`: `images` and `spaces` of `_Filling`."""
         if self._memory is not None:
-            places = self._memory[: len(shapes)]
-            return torch.from_numpy(places), places
+            spaces = self._memory[: len(shapes)]
+            return torch.from_numpy(spaces), spaces
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
@@ -280,10 +280,10 @@ class BatchFiller:
         if errors := filling.errors:
             samples = len(filling.boxes) // self._crops.views
             decoded = np.array([slot not in errors for slot in range(samples)])
-            if isinstance(filling.places, np.ndarray):
+            if isinstance(filling.spaces, np.ndarray):
                 images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
             else:
-                pictures = [place.ravel() for place, ok in zip(filling.places, decoded, strict=True) if ok]
+                pictures = [space.ravel() for space, ok in zip(filling.spaces, decoded, strict=True) if ok]
                 images = torch.from_numpy(np.concatenate([images.numpy()[:0], *pictures]))
         return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
@@ -292,7 +292,7 @@ class BatchFiller:
             self._fill(filling, part)
 
     def _fill(self, filling: _Filling, part: range) -> None:
-        """Decode, compare and place the pictures of these numbers in the batch."""
+        """Decode and compare the pictures of these slots, and put their parts into the batch."""
         check_exit()
         pictures: dict[int, Pixels] = {}
         for slot in part:
@@ -305,13 +305,14 @@ class BatchFiller:
             for slot, wrong in filling.pictures.compare(pictures).items():
                 del pictures[slot]
                 filling.errors[slot] = wrong
-        for view in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
-            rows = [view + slot for slot in pictures]
-            places = filling.places[view + part.start : view + part.stop]
-            if len(rows) < len(part):
-                places = [filling.places[row] for row in rows]
-            boxes, mirrored = [filling.boxes[row] for row in rows], [filling.mirrored[row] for row in rows]
-            crop_into(list(pictures.values()), boxes, mirrored, places, self._data.dtype)
+        for view_start in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
+            numbers = [view_start + slot for slot in pictures]  # in `boxes`
+            spaces = filling.spaces[view_start + part.start : view_start + part.stop]
+            if len(numbers) < len(part):
+                spaces = [filling.spaces[number] for number in numbers]
+            boxes = [filling.boxes[number] for number in numbers]
+            mirrored = [filling.mirrored[number] for number in numbers]
+            crop_into(list(pictures.values()), boxes, mirrored, spaces, self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:

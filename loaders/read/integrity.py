@@ -55,7 +55,7 @@ class SampleCheck:
     ) -> Callable[[Mapping[int, Pixels]], dict[int, SampleError]] | None:
         """Function that compares pictures of the batch at `positions`; None where none has to be compared.
 
-        It takes pictures by their numbers in the batch, and returns an error for each that is damaged.
+        It takes pictures by their slots, and returns an error for each that is damaged.
         """
         passed = np.frombuffer(self._passed, np.uint8)
         bytes_of, bits = positions >> 3, (1 << (positions & 7)).astype(np.uint8)
@@ -75,7 +75,8 @@ class SampleCheck:
 
     def _error(self, position: int, damage: str = "") -> SampleError:
         if self._data.remote is not None:
-            damage = self._data.remote.remove_damaged(int(self._data.locate(np.array([position]))[0][0]))
+            self._data.remote.forget(int(self._data.locate(np.array([position]))[0][0]))
+            damage = self._data.remote.forgotten_reason
         return self._data.index.error(position, self._data.file_at(position), damage)
 
     def compare_size(self, number: int) -> None:

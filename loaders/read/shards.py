@@ -171,9 +171,9 @@ class ShardsReader:
 
     def _pictures(self, request: Request, opened: Mapping[int, MappedShard]) -> Pictures:
         """Pictures of a request in its open shards."""
-        shard_numbers, row_numbers = self._data.locate(request.positions)
+        shard_numbers, rows_array = self._data.locate(request.positions)
         shards = [opened[number] for number in shard_numbers.tolist()]
-        rows = row_numbers.tolist()
+        rows = rows_array.tolist()
         self._read_ahead(shards, rows)
 
         def picture_at(slot: int) -> Pixels:

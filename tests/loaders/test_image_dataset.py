@@ -417,6 +417,7 @@ def test_a_lost_or_broken_file_raises_errors_of_image_folder(tmp_path: Path) -> 
         for dataset in datasets:
             with pytest.raises(error, match=str(path)) as caught:
                 dataset[index]
+            assert caught.value.path == str(path)
             unpickled = pickle.loads(pickle.dumps(caught.value))
             assert (type(unpickled), str(unpickled)) == (caught.type, str(caught.value))
             assert isinstance(unpickled, PrecacheError)

@@ -1,7 +1,9 @@
-"""Orders are computed place by place and divided among ranks; each node reads its own shards."""
+"""An epoch's order is computed place by place and divided among ranks; each node reads its own shards."""
 
 import time
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ def make_order(epochs: Epochs | MixedEpochs, **settings: Any) -> Order:
 
 
 def unpadded(requests: list[Request]) -> list[int]:
-    """Return the positions of all requests without those that fill up."""
+    """Return the positions of all requests, without the repeats that fill up."""
     positions = []
     for request in requests:
         positions += request.positions[: len(request.positions) - request.padding].tolist()
@@ -35,6 +37,7 @@ def unpadded(requests: list[Request]) -> list[int]:
 
 
 def served(epochs: Epochs, epoch: int = 0, **settings: Any) -> np.ndarray:
+    """Return the positions that one rank serves in an epoch, in its order."""
     return np.array(unpadded(list(make_order(epochs, **settings).batches(epoch))))
 
 
@@ -71,7 +74,7 @@ def test_a_window_reads_only_its_own_shards(window: int) -> None:
 
 
 def quality(order: np.ndarray, labels: np.ndarray, batch_size: int = 64) -> tuple[float, float]:
-    """Return the mean class entropy of batches in bits, and the share of neighbours that are stored so."""
+    """Return the mean class entropy of batches in bits, and the share of pairs stored next to each other."""
     entropies = []
     for batch in order[: len(order) // batch_size * batch_size].reshape(-1, batch_size):
         shares = np.bincount(labels[batch]) / batch_size
@@ -81,7 +84,11 @@ def quality(order: np.ndarray, labels: np.ndarray, batch_size: int = 64) -> tupl
 
 @pytest.mark.parametrize("samples", [4000, 1 << 17])
 def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
-    """40 shards of 50 classes, written shuffled; 4,000 samples are listed, more are permuted by a key."""
+    """Batches have as many classes, and as few neighbours as stored, as those of a random permutation.
+
+    The 40 shards hold samples of 50 classes at random. Few samples are permuted in an array, as of 4,000, and
+    many by a `KeyedPermutation`, as of 131,072.
+    """
     rng = np.random.default_rng(0)
     labels = rng.permutation(samples) * 50 // samples
     truth, _ = quality(rng.permutation(samples), labels)
@@ -90,7 +97,9 @@ def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
         entropy, neighbours = quality(served(make_epochs(kind, sizes, window_shards=window), 1), labels)
         assert abs(entropy / truth - 1) < 0.01
         assert neighbours < 3 * 2 / pool
-    assert quality(np.arange(samples), np.sort(labels))[0] < 0.6 * truth, "the measure detects no shuffle"
+    assert quality(np.arange(samples), np.sort(labels))[0] < 0.6 * truth, (
+        "entropy does not tell sorted labels from shuffled ones"
+    )
 
 
 @pytest.mark.parametrize("count", [1000, 100_000])
@@ -105,8 +114,46 @@ def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
         assert np.array_equal(chosen[served(part, 2)], whole_order[np.isin(whole_order, chosen)])
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+@dataclass(frozen=True)
+class Layout:
+    """Numbers of samples of each shard, of nodes, of ranks of a node and of samples in a rank's batch."""
+
+    kind: str
+    last: str
+    shards: tuple[int, ...]
+    batch_size: int
+    nodes: int
+    ranks: int
+
+    @property
+    def samples(self) -> int:
+        return sum(self.shards)
+
+    @property
+    def global_size(self) -> int:
+        return self.batch_size * self.nodes * self.ranks
+
+    @property
+    def whole_and_rest(self) -> tuple[int, int]:
+        """Number of whole global batches, and of the samples left."""
+        return divmod(self.samples, self.global_size)
+
+    def orders(self) -> list[Order]:
+        """Return the order of each rank."""
+        epochs = make_epochs(self.kind, self.shards, window_shards=2)
+        world_size = self.nodes * self.ranks
+        world = {"world_size": world_size, "nodes": self.nodes, "batch_size": self.batch_size}
+        return [make_order(epochs, rank=rank, last=self.last, **world) for rank in range(world_size)]
+
+    def global_batches(self) -> list[list[Request]]:
+        """Return the requests of all ranks for each global batch of an epoch."""
+        return [
+            list(requests) for requests in zip(*(order.batches(1) for order in self.orders()), strict=True)
+        ]
+
+
+LAYOUTS = st.builds(
+    Layout,
     kind=st.sampled_from(KINDS),
     last=st.sampled_from(("partial", "pad", "drop")),
     shards=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any).map(tuple),
@@ -114,48 +161,83 @@ def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
     nodes=st.integers(1, 4),
     ranks=st.integers(1, 4),
 )
-@example(kind="none", last="partial", shards=(9,), batch_size=4, nodes=1, ranks=1)
-@example(kind="none", last="partial", shards=(1,), batch_size=2, nodes=4, ranks=3)
-def test_ranks_share_an_epoch(
-    kind: str, last: str, shards: tuple[int, ...], batch_size: int, nodes: int, ranks: int
-) -> None:
-    """Each sample is served once, ranks have as many batches, and ranks per node change no global batch."""
-    count, global_size = sum(shards), batch_size * nodes * ranks
-    epochs = make_epochs(kind, shards, window_shards=2)
+REST_OF_ONE = Layout("none", "partial", (9,), 4, 1, 1)
+FEWER_SAMPLES_THAN_RANKS = Layout("none", "partial", (1,), 2, 4, 3)
 
-    def make_ranks(ranks_per_node: int, size: int) -> list[Order]:
-        world_size = nodes * ranks_per_node
-        world = {"world_size": world_size, "nodes": nodes, "batch_size": size, "last": last}
-        return [make_order(epochs, rank=rank, **world) for rank in range(world_size)]
 
-    orders = make_ranks(ranks, batch_size)
+def each_layout(test: Callable[[Layout], None]) -> Callable[[], None]:
+    """Run the test with random layouts, and with two that are at the limit."""
+    for layout in (REST_OF_ONE, FEWER_SAMPLES_THAN_RANKS):
+        test = example(layout)(test)
+    return settings(max_examples=150, deadline=None)(given(LAYOUTS)(test))
+
+
+@each_layout
+def test_ranks_share_an_epoch(layout: Layout) -> None:
+    """Each sample is served once, and all ranks have as many batches."""
+    orders = layout.orders()
     batches = [list(order.batches(1)) for order in orders]
-    whole, rest = divmod(count, global_size)
-    assert {len(order) for order in orders} == {len(rank_batches) for rank_batches in batches}
-    assert {len(order) for order in orders} == {whole + (rest > 0 and last != "drop")}
-    positions = [i for rank_batches in batches for i in unpadded(rank_batches)]
-    assert len(positions) == len(set(positions)) == (whole * global_size if last == "drop" else count)
+    whole, rest = layout.whole_and_rest
+    global_batches = whole + (rest > 0 and layout.last != "drop")
     for order, rank_batches in zip(orders, batches, strict=True):
-        assert order.rank_samples() == sum(len(request.positions) for request in rank_batches)
-    global_batches = [list(requests) for requests in zip(*batches, strict=True)]
+        assert len(order) == len(rank_batches) == global_batches
+    positions = [position for rank_batches in batches for position in unpadded(rank_batches)]
+    assert len(positions) == len(set(positions))
+    assert len(positions) == (whole * layout.global_size if layout.last == "drop" else layout.samples)
+
+
+@each_layout
+def test_rank_samples_counts_the_samples_of_a_rank(layout: Layout) -> None:
+    for order in layout.orders():
+        assert order.rank_samples() == sum(len(request.positions) for request in order.batches(1))
+
+
+@each_layout
+def test_parts_of_a_global_batch_differ_by_at_most_one_sample(layout: Layout) -> None:
+    global_batches = layout.global_batches()
     for number, requests in enumerate(global_batches):
         sizes = {len(request.positions) for request in requests}
-        if last != "partial" or number < len(global_batches) - 2:
-            assert sizes == {batch_size}
-        assert 1 <= min(sizes) <= max(sizes) <= min(batch_size, min(sizes) + 1)
-        assert last == "pad" or all(request.padding == 0 or sizes == {1} for request in requests)
-    if last == "partial" and whole and rest:
-        smaller, larger = sorted(len(unpadded(requests)) for requests in global_batches[-2:])
-        assert smaller + larger == global_size + rest
+        if layout.last != "partial" or number < len(global_batches) - 2:
+            assert sizes == {layout.batch_size}
+        assert min(sizes) >= 1
+        assert max(sizes) <= min(layout.batch_size, min(sizes) + 1)
+
+
+@each_layout
+def test_only_pad_and_batches_of_one_sample_are_filled_up(layout: Layout) -> None:
+    """A global batch with fewer samples than ranks is filled up, so that no rank has an empty batch."""
+    for requests in layout.global_batches():
+        if any(request.padding for request in requests):
+            assert layout.last == "pad" or {len(request.positions) for request in requests} == {1}
+
+
+@each_layout
+def test_partial_divides_the_rest_among_the_last_two_batches(layout: Layout) -> None:
+    whole, rest = layout.whole_and_rest
+    layout = replace(layout, last="partial")
+    if whole and rest:
+        smaller, larger = sorted(len(unpadded(requests)) for requests in layout.global_batches()[-2:])
+        assert smaller + larger == layout.global_size + rest
         assert larger - smaller <= 1
-    if nodes == 1 and last == "pad" and count:
-        padded = np.concatenate([request.positions for rank_batches in batches for request in rank_batches])
-        max_repeats = -(-global_size // count) + 1
-        assert np.bincount(padded).max() <= max_repeats, "repeats are spread over all samples"
-    one_per_node = zip(*(order.batches(1) for order in make_ranks(1, batch_size * ranks)), strict=True)
-    assert [sorted(unpadded(requests)) for requests in global_batches] == [
-        sorted(unpadded(list(requests))) for requests in one_per_node
-    ]
+
+
+@each_layout
+def test_pad_spreads_the_repeats_over_all_samples(layout: Layout) -> None:
+    layout = replace(layout, last="pad", nodes=1)
+    positions = [request.positions for requests in layout.global_batches() for request in requests]
+    max_repeats = -(-layout.global_size // layout.samples) + 1
+    assert np.bincount(np.concatenate(positions)).max() <= max_repeats
+
+
+@each_layout
+def test_ranks_per_node_change_no_global_batch(layout: Layout) -> None:
+    """A single rank for each node, with batches as large as those of its ranks, serves the same samples."""
+    one_per_node = replace(layout, ranks=1, batch_size=layout.batch_size * layout.ranks)
+    samples, expected = (
+        [sorted(unpadded(requests)) for requests in some_layout.global_batches()]
+        for some_layout in (layout, one_per_node)
+    )
+    assert samples == expected
 
 
 @pytest.mark.parametrize("kind", ["window", "none"])
@@ -172,7 +254,8 @@ def test_two_nodes_share_at_most_one_shard(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixture"])
-def test_a_batch_of_a_billion_samples_takes_under_a_second(kind: str) -> None:
+def test_a_batch_out_of_a_billion_samples_is_cheap(kind: str) -> None:
+    """A batch of 64 takes less than 1 s of CPU and 100 MiB, however many samples the epoch has."""
     shards = np.full(600_000, 1666)
     shards[:400_000] += 1
     epochs: Epochs | MixedEpochs
@@ -243,20 +326,22 @@ def test_a_huge_permutation_can_be_inverted(count: int) -> None:
     assert abs(positions.mean() / count - 0.5) < 5 * 0.29 / np.sqrt(len(places))
 
 
-def test_a_permutation_is_the_same_on_every_machine() -> None:
+def test_a_permutation_never_changes() -> None:
+    """Values are pinned: another version or machine has to go on with the same order."""
     assert KeyedPermutation(1000, (7, 1, 2)).at(np.arange(5)).tolist() == [546, 669, 875, 975, 354]
     billion = KeyedPermutation(10**9, (7, 1, 2)).at(np.arange(3))
     assert billion.tolist() == [508507684, 837948263, 580567251]
 
 
 def test_a_permutation_is_statistically_uniform() -> None:
-    """Chi-squared statistics are less than five standard deviations off; those of four rounds are 9 off.
+    """Chi-squared statistics are less than five standard deviations off; with four rounds they are nine off.
 
     Each sample comes at each place equally often, distances between neighbours are those of random draws,
     and neither places that differ in one bit nor neighbouring keys are correlated.
     """
 
     def deviations(observed: np.ndarray, expected: np.ndarray | float) -> float:
+        """Return how many standard deviations the chi-squared statistic is above its mean."""
         freedom = observed.size - 1
         return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
@@ -265,6 +350,7 @@ def test_a_permutation_is_statistically_uniform() -> None:
     place_counts = np.stack([np.bincount(column, minlength=COUNT) for column in permutations.T])
     assert abs(deviations(place_counts, KEYS / COUNT)) < 5
     distances = np.bincount(np.abs(np.diff(permutations)).ravel(), minlength=COUNT)[1:]
+    # 2 * (n - d) of n * (n - 1) pairs of samples are at distance d; a key has n - 1 pairs of neighbours
     random_distances = 2 * (COUNT - np.arange(1, COUNT)) / (COUNT * (COUNT - 1)) * KEYS * (COUNT - 1)
     assert abs(deviations(distances, random_distances)) < 5
     for bit in (0, 4, 5, 9):

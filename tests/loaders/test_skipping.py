@@ -12,6 +12,7 @@ import torch
 import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError
+from precache.pictures import images
 from precache.sources.rejected_list import default_list_path
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
@@ -73,6 +74,23 @@ def listed(
     precache.check(tree, workers=0)
     settings: dict[str, Any] = {"size": SIZE, "workers": 1, "batch_size": 16, "on_error": "skip"}
     return partial(build_loader, tree, backend=request.param, **settings), tree, ids
+
+
+def test_an_error_keeps_the_remedy_of_its_picture(raw_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that lists all such pictures is added to it."""
+
+    def fail(data: bytes, path: str) -> None:
+        raise ImageError(path, "needs too much memory", remedy="free some memory")
+
+    monkeypatch.setattr(images, "decode_pixels", fail)
+    dataset = loaders.ImageDataset(raw_tree, decode="tensor")
+    with build_loader(raw_tree, backend="pytorch", size=SIZE, workers=0) as loader:
+        for read in (lambda: next(iter(loader)), lambda: dataset[0]):
+            with pytest.raises(ImageError) as caught:
+                read()
+            assert caught.value.remedy.startswith("free some memory; ")
+            assert f"precache check {raw_tree}" in caught.value.remedy
+            assert str(caught.value).endswith(f"needs too much memory; {caught.value.remedy}")
 
 
 def test_every_backend_skips_the_same_pictures_and_names_each_once(

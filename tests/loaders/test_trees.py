@@ -38,15 +38,15 @@ def test_a_tree_has_the_samples_and_order_of_image_folder(paths: list[tuple[Any,
         image_folder = ImageFolder(root, allow_empty=True)
         expected = [(path, image_folder.classes[label]) for path, label in image_folder.samples]
         filled = {name for _, name in expected}
-        for allow_empty in (None, True):
-            data = open_split(root, "train", allow_empty=allow_empty)
+        for keep_empty in (False, True):
+            data = open_split(root, "train", empty_classes="keep" if keep_empty else "leave-out")
             labels = [data.classes[label] for label in data.labels[:].tolist()]
             assert list(zip(data.files, labels, strict=True)) == expected
-            expected_classes = [name for name in image_folder.classes if allow_empty or name in filled]
+            expected_classes = [name for name in image_folder.classes if keep_empty or name in filled]
             assert list(data.classes) == expected_classes
         if len(filled) < len(image_folder.classes):
             with pytest.raises(FileNotFoundError):
-                open_split(root, "train", allow_empty=False)
+                open_split(root, "train", empty_classes="refuse")
         archived = scan_of(make_zip(root.parent / "tree.zip", files_of(root)))
         assert [f"{root}/{ref.path}" for ref in archived.samples] == [path for path, _ in expected]
 

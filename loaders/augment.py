@@ -319,7 +319,8 @@ def crop_into(
         mirrored: whether to mirror each picture.
         out: uint8 [n, height, width, bytes], or one array for each picture.
     """
-    shapes = [space.shape for space in out]
+    # an array's slots have one shape, which is taken once: a view of each slot would cost time
+    shapes = [out.shape[1:]] * len(out) if isinstance(out, np.ndarray) else [space.shape for space in out]
     copies = [
         _unresized_crop(picture, box, shape)
         for picture, box, shape in zip(pictures, boxes, shapes, strict=True)

@@ -31,7 +31,6 @@ from precache.errors import (
     DatasetError,
     PrecacheError,
     SettingError,
-    SourceError,
     check_open_files,
     printable,
     shell_command,
@@ -128,9 +127,8 @@ class Conversion:
         self._shards: SplitData | None = None
         tree = list_tree(str(data.path), data.class_depth)
         if hashlib.sha256(f"raw {tree.digest}".encode()).hexdigest() != data.whole.digest:
-            raise SourceError(
-                "changed while it was listed", path=data.path, remedy="leave it alone, and build again"
-            )
+            self._give_up(f"is not read, for files of {data.path} came or went since the loader was built")
+            return
         scan = with_sizes(tree)
         self._source_digest, self._modified_ns = scan.digest, scan.samples.modified_ns[data.ids[:]]
         if self.open_shards() is not None or is_converted(self.folder):

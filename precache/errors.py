@@ -61,6 +61,9 @@ class PrecacheError(Exception):
         end = f"; {self.remedy}" if self.remedy else ""
         return printable(f"{start}{_without_traceback(self._message)}{end}")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class SettingError(PrecacheError, ValueError):
     """A setting is out of range or unknown; the message names it, its value and the choices."""
@@ -100,7 +103,7 @@ class SampleError(DatasetError, ImageError):
 
     Attributes:
         path: the shard's file, the sample's id and the path of its source.
-        reason: what is wrong with it, and the remedy.
+        reason: what is wrong with it.
     """
 
 
@@ -155,13 +158,13 @@ def open_files_error(error: BaseException | None, path: object = None) -> OpenFi
             remedy = "raise the hard limit ('ulimit -Hn'), and then 'ulimit -n'"
         return OpenFilesError(
             f"{problem}, for all the {soft:,} files are open that this process may have",
-            path=path,
+            path=path or None,
             remedy=remedy,
         )
     if error.errno == errno.ENFILE:
         return OpenFilesError(
             f"{problem}, for too many files are open on this machine",
-            path=path,
+            path=path or None,
             remedy="end other programs, or raise its limit ('sysctl fs.file-max')",
         )
     return None

@@ -87,9 +87,10 @@ def reference(net: SleepingNet, data: SlowDataset, workers: int) -> None:
     sampler: Any = torch.utils.data.RandomSampler(data)
     train = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, pin_memory=False)
     test = DataLoader(SlowDataset(32, data.seconds / 4, data.stage), BATCH)
-    for batches in (train, itertools.islice(train, len(train) // 2)):  # the second epoch is a half
+    for epoch in range(2):
         net.train()
-        _train_epoch(net, batches)
+        # the second epoch is a half; its iterator is made when it begins, since workers read ahead at once
+        _train_epoch(net, train if epoch == 0 else itertools.islice(train, len(train) // 2))
         net.eval()
         with torch.inference_mode():
             for batch in test:

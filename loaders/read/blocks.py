@@ -61,6 +61,9 @@ class BlockReader:
             return
         try:
             self._pool.map(partial(read_block, descriptor_path), blocks)
+        except OpenFilesError as error:
+            error.path = shard.path
+            raise
         except OSError as error:
             raise DatasetError(
                 f"cannot be read ({os_reason(error)})", path=shard.path, remedy=shard_remedy(shard.path)

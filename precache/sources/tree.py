@@ -573,7 +573,7 @@ class _Lister:
         count_before = len(self._samples)
         # a heap gives the folders sorted by path, since a folder's path sorts before those of its subfolders
         folders = [(class_path, class_folder)]
-        subfolders: list[str] = []
+        subfolders: dict[str, None] = {}  # a set that keeps its order: a class may have very many
         while folders:
             path, folder = heappop(folders)
             pictures, others = folder.list_pictures()
@@ -595,8 +595,7 @@ class _Lister:
             if path != class_path and pictures:
                 self._deeper += len(pictures)
                 subfolder = path[len(class_path) :].strip("/").partition("/")[0]
-                if subfolder not in subfolders:
-                    subfolders.append(subfolder)
+                subfolders[subfolder] = None
         count = len(self._samples) - count_before
         if count:
             self.counts.append(count)

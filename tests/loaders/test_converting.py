@@ -280,3 +280,17 @@ def test_shards_of_a_changed_tree_are_not_read(
     build(tree, folder, classes=other_classes).close()
     is_served = read == "tree" and change != "replaced in the last class"
     assert bool(caplog.messages) == is_served, "pictures that are not served may change"
+
+
+def test_set_size_reads_the_tree_on_if_files_came_since_the_build(
+    tree: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    precache.convert(tree, folder, RECIPE, workers=0)
+    with build(tree, folder) as loader:
+        picture = next(tree.glob("*/*.jpg"))
+        shutil.copy(picture, picture.with_name("added.jpg"))
+        loader.set_size(24)
+        assert len(pictures(loader)) == IMAGES
+    (message,) = caplog.messages
+    assert message.startswith(f"{folder}: ")
+    assert str(tree) in message

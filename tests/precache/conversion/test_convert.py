@@ -55,8 +55,8 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
     for path in sorted(tree.glob("*/*.jpg"))[:2]:
         path.write_bytes(b"<html>")
     out, recipe = tmp_path / "out", small_recipe("shards")
-    for share in (0.01, 0):
-        with pytest.raises(DatasetError) as raised:
+    for share, limit in ((0.01, 1), (0, 0)):
+        with pytest.raises(DatasetError, match=rf"at most {limit} may") as raised:
             convert(tree, out, recipe, workers=0, max_rejects=share)
         assert raised.value.path == out
         assert not (out / MANIFEST_NAME).exists()
@@ -67,7 +67,7 @@ def test_a_finished_dataset_with_too_many_rejects_is_refused(tree: Path, tmp_pat
     min(tree.glob("*/*.jpg")).write_bytes(b"<html>")
     out, recipe = tmp_path / "out", small_recipe("shards")
     convert(tree, out, recipe, workers=0)
-    with pytest.raises(DatasetError) as raised:
+    with pytest.raises(DatasetError, match=r"1 picture is rejected and at most 0 may") as raised:
         convert(tree, out, recipe, workers=0, max_rejects=0)
     assert raised.value.path == out
 

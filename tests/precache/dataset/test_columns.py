@@ -66,9 +66,13 @@ def test_rows_of_a_column_are_those_of_a_list_with_the_same_index(name: str) -> 
 
 
 @pytest.mark.parametrize("position", [3, -4])
+@pytest.mark.parametrize("rows", [range(3), range(5, 8), np.array([9, 2, 7])], ids=["start", "range", "rows"])
 @pytest.mark.parametrize("name", VALUES)
-def test_select_raises_index_error_outside_of_the_column(name: str, position: int) -> None:
-    column = Column.from_values(VALUES[name][0]).view_rows(range(3))
+def test_select_raises_index_error_outside_of_the_column(
+    name: str, rows: range | np.ndarray, position: int
+) -> None:
+    """The arrays behind the three rows hold 15."""
+    column = Column.from_values(VALUES[name][0] * 5).view_rows(rows)
     with pytest.raises(IndexError):
         column.select(np.array([position]))
 

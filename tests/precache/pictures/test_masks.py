@@ -59,8 +59,9 @@ def test_masks_of_every_format_fit_the_stored_pixels(fit: str, trees: Trees, tmp
     assert verify_across([tmp_path / name for name in FORMATS]) == []
 
 
-def test_tarfile_reads_the_masks_of_webdataset(trees: Trees, tmp_path: Path) -> None:
-    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "webdataset")):
+@pytest.mark.parametrize("fit", FITS)
+def test_tarfile_reads_the_masks_of_webdataset(fit: str, trees: Trees, tmp_path: Path) -> None:
+    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "webdataset", fit=fit)):
         with tarfile.open(path) as tar:
             png = tar.extractfile(f"{sample.id:08}.mask.png")
             assert png is not None

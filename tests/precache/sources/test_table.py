@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from precache import SettingError, SourceError, convert, verify_deep
 from precache.sources.base import Scan, check_no_overlap
-from precache.sources.labelled_list import LABEL_NAMES
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.tables import WRITERS, scan_text
@@ -90,7 +89,7 @@ def test_dots_behind_links_and_missing_folders_lead_to_no_picture(photos: Path) 
     assert "2 rows of 3" in scan.warnings[0]
 
 
-@pytest.mark.parametrize("name", LABEL_NAMES)
+@pytest.mark.parametrize("name", ["label", "labels", "class", "class_name", "target", "category"])
 def test_columns_with_usual_label_names_are_used_with_a_warning(name: str, photos: Path) -> None:
     for image in ("image", "path", "file", "filename", "file_name"):
         text = f"{image},{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"

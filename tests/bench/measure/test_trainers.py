@@ -36,7 +36,7 @@ def test_an_emulated_accelerator_has_its_published_rate_times_its_number(name: s
 
 @pytest.mark.parametrize("name", ["-5", "nan", "v100x8", "h100x1", "h100x1025"])
 def test_an_unknown_rate_or_number_of_accelerators_is_refused(name: str) -> None:
-    with pytest.raises(SettingError, match=name):
+    with pytest.raises(SettingError, match=r"x2 to|h100, h200, a100"):  # what the choices are
         make_trainer(f"emulated:{name}", CPU, 10)
 
 

@@ -68,14 +68,14 @@ def test_order_of_trials_does_not_matter() -> None:
 def test_file_of_something_else_is_refused(change: Any) -> None:
     content = json.loads(format_document(rich_result().to_json()))
     change(content)
-    with pytest.raises(SettingError) as raised:
+    with pytest.raises(SettingError, match="result of bench") as raised:
         parse_document(json.dumps(content), "r.json")
     assert raised.value.path == "r.json"
     assert "--json" in raised.value.remedy
 
 
 def test_file_that_is_not_json_is_refused() -> None:
-    with pytest.raises(SettingError) as raised:
+    with pytest.raises(SettingError, match="JSON") as raised:
         parse_document("{", "r.json")
     assert raised.value.path == "r.json"
     assert "--json" in raised.value.remedy

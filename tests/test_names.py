@@ -1,0 +1,65 @@
+"""Names say what they hold, and a class name is used once in a package."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+
+PACKAGES = ("precache", "loaders", "bench", "tests")
+
+NAMES = """
+asked each found gone held how kept lent of one ours said steadily taken theirs there told unseen what
+"""
+"""Names that no function, class, argument or variable has: they do not say what it holds."""
+MAX_TEST_NAME = 70
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def where(path: Path, line: int, word: str) -> str:
+    return f"{path.relative_to(ROOT)}:{line}: {word}"
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each function, class, argument and variable."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_say_what_they_stand_for(package: str) -> None:
+    wrong = []
+    for path in files(package):
+        for line, name in names(ast.parse(path.read_text())):
+            if name.strip("_") in NAMES.split():
+                wrong.append(where(path, line, name))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_class_name_is_used_once_in_a_package(package: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in files(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(where(path, node.lineno, node.name))
+    assert [place for place in places.values() if len(place) > 1] == []
+
+
+def test_names_of_tests_have_at_most_70_characters() -> None:
+    wrong = []
+    for path in files("tests"):
+        for line, name in names(ast.parse(path.read_text())):
+            if name.startswith("test_") and len(name) > MAX_TEST_NAME:
+                wrong.append(where(path, line, name))
+    assert wrong == []

@@ -24,7 +24,6 @@ from precache.packages import check_package, check_pillow, pillow_fault
 try:
     from precache.conversion.check import CheckReport, check
     from precache.conversion.convert import Conversion, convert
-    from precache.conversion.export import export
     from precache.conversion.verification import verify, verify_across, verify_deep
     from precache.dataset.converted import ConvertedDataset, open_dataset
     from precache.dataset.manifest import Manifest
@@ -62,7 +61,6 @@ __all__ = [
     "WorkerError",
     "check",
     "convert",
-    "export",
     "open_dataset",
     "open_source",
     "verify",

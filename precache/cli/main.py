@@ -17,7 +17,7 @@ from precache.cli.commandline import LocalPath, PathOrUrl, note
 from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
-from precache.errors import SettingError, check_choice, printable, shell_command
+from precache.errors import SettingError, check_choice, printable
 from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
@@ -122,26 +122,6 @@ def _transfer_text(transfer: "Transfer", verb: str) -> str:
     if not transfer.sent_files:
         return f"{files}: already there; nothing to do"
     return f"{files}; {verb}: {transfer.sent_files:,}, {human_bytes(transfer.sent_bytes)}"
-
-
-@main.command(name="export")
-@click.argument("dst", type=PathOrUrl())
-@click.argument("tree", type=LocalPath())
-@click.option("--workers", type=int, help="Worker processes; 0 writes in this one.  [default: one per CPU]")
-def export_command(dst: Location, tree: Path, workers: int | None) -> None:
-    """Write the pictures of the converted dataset in DST as files, and labels.csv, into the new folder TREE.
-
-    They have the stored size and quality, so keep the originals. JPEGs keep their bytes; pixels become PNG.
-    """
-    from precache.conversion.export import export
-
-    with ProgressBar("export", "image") as bar:
-        report = export(dst, tree, workers=workers, on_progress=bar)
-    command = f"{shell_command('precache convert', report.source)} DST --format FORMAT {report.flags}"
-    note(
-        f"{tree}: {quantity(report.pictures, 'picture')} as stored, not the originals; to convert them: "
-        f"{command.rstrip()}"
-    )
 
 
 @main.command(name="clean")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import loaders
-from precache import Recipe, SourceOptions, convert, export, open_dataset, verify
+from precache import Recipe, SourceOptions, convert, open_dataset, verify
 from precache.dataset import inspection
 from precache.errors import PrecacheError
 from tests import forgery
@@ -112,7 +112,6 @@ USES: dict[str, Callable[[Path], object]] = {
     "one by one": read_one_by_one,
     "verify": verify,
     "inspect": inspect,
-    "export": lambda path: export(path, path.with_name("tree"), workers=0),
     "convert": lambda path: convert(
         path, path.with_name("again"), Recipe(format="shards", size=8), workers=0
     ),

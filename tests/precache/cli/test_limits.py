@@ -15,7 +15,6 @@ from tests.command import ROOT, check_bad_input
     [
         ("convert", "{tree}", "out", "--format", "shards", "--workers", "2"),
         ("check", "{tree}", "--list", "list.csv", "--workers", "2"),
-        ("export", "{data}", "out", "--workers", "2"),
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from precache import convert, export, open_dataset
+from precache import convert, open_dataset
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.sharing.push_pull import pull, push
@@ -45,7 +45,6 @@ def test_open_dataset_refuses_a_split_of_this_name(
 
 
 CONSUMERS: dict[str, Callable[[Path, Path, Url], object]] = {
-    "export": lambda path, tree, url: export(path, path.with_name("new"), workers=0),
     "read": lambda path, tree, url: convert(path, path.with_name("new"), small_recipe("dali"), workers=0),
     "update": lambda path, tree, url: convert(tree, path, small_recipe("shards"), workers=0, update=True),
     "overwrite": lambda path, tree, url: convert(tree, path, small_recipe("dali"), workers=0, overwrite=True),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache import Recipe, SourceOptions, convert, export, open_dataset, verify_deep
+from precache import Recipe, SourceOptions, convert, open_dataset, verify_deep
 from precache.dataset.boxes import scale_and_offset
 from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
@@ -82,13 +82,11 @@ def test_unknown_classes_and_ids_are_refused_by_name(converted: dict[str, Path],
             scan_of(converted["shards"], **options)
 
 
-def test_16_bit_datasets_are_neither_converted_nor_exported(raw_tree: Path, tmp_path: Path) -> None:
+def test_16_bit_datasets_are_not_converted_again(raw_tree: Path, tmp_path: Path) -> None:
     recipe = small_recipe("shards", size=8, channels="grey", dtype="uint16")
     convert(raw_tree, tmp_path / "first", recipe, workers=0)
     with pytest.raises(SettingError, match="uint16"):
         convert(tmp_path / "first", tmp_path / "second", small_recipe("dali"), workers=0)
-    with pytest.raises(SettingError, match="uint16"):
-        export(tmp_path / "first", tmp_path / "tree", workers=0)
 
 
 STEPS: list[tuple[str, dict[str, object], dict[str, object]]] = [

@@ -13,13 +13,12 @@ import click
 import precache
 from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
-from precache.cli.commandline import LocalPath, PathOrUrl, note
+from precache.cli.commandline import LocalPath, note
 from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
-from precache.errors import SettingError, check_choice, printable
+from precache.errors import check_choice
 from precache.reporting import human_bytes, quantity
-from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
@@ -32,7 +31,6 @@ OF_BENCH = {"auto": "bench.commands.auto"}
 """Name -> module of each command that measures, and so needs torch."""
 _OF_BENCH_LINES = {"auto": "Choose a format, convert to it, and measure the gain."}
 _PATH = click.Path(path_type=Path)
-_MAX_LISTED = 10  # leftovers that `clean` lists
 
 
 @click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
@@ -122,47 +120,6 @@ def _transfer_text(transfer: "Transfer", verb: str) -> str:
     if not transfer.sent_files:
         return f"{files}: already there; nothing to do"
     return f"{files}; {verb}: {transfer.sent_files:,}, {human_bytes(transfer.sent_bytes)}"
-
-
-@main.command(name="clean")
-@click.argument("url", type=PathOrUrl())
-@click.option("--yes", is_flag=True, help="Remove without asking.")
-def clean_command(url: Location, yes: bool) -> None:
-    """Give up an unfinished conversion into URL: list what it has left there and here, and remove it.
-
-    Only what its journal on this machine names is removed; a finished dataset stays. To continue the
-    conversion, run the same 'precache convert' instead.
-    """
-    from precache.conversion.url import leftovers
-
-    if not isinstance(url, Url):
-        raise SettingError(
-            "is a path, where the same 'precache convert' goes on, and another one with --overwrite replaces "
-            "what is unfinished",
-            path=url,
-            remedy="to give it up, remove the folder",
-        )
-    with leftovers(url) as unfinished:
-        lines = [*unfinished.objects, *map(str, unfinished.files)]
-        if not lines:
-            note(f"{url}: no leftovers of killed conversions")
-            return
-        for line in lines[:_MAX_LISTED]:
-            click.echo(printable(f"  {line}"))
-        if len(lines) > _MAX_LISTED:
-            click.echo(f"  and {len(lines) - _MAX_LISTED:,} more")
-        use = "nothing uses them"
-        if unfinished.objects:
-            use = "an unfinished conversion, which the same 'precache convert' would continue"
-        size = human_bytes(unfinished.bytes)
-        click.echo(printable(f"{url}: {quantity(len(lines), 'leftover')}, {size}: {use}"))
-        if not yes and not sys.stdin.isatty():
-            raise SettingError("nothing was removed: no terminal to confirm", path=url, remedy="pass --yes")
-        if not yes and not click.confirm("Remove them?"):
-            note("nothing was removed")
-            return
-        unfinished.remove()
-    note(f"{url}: {quantity(len(lines), 'leftover')} removed")
 
 
 for _command in (convert, verify_command, inspect_command, check_command, doctor_command):

@@ -13,7 +13,6 @@ With the engine `ray` each node writes shards into such a folder of its own and 
 the machine where the command runs. So the same command continues there; on another machine it starts over.
 
 The lock keeps the processes of one machine apart, and `precache.sharing.publisher` those of several machines.
-`precache clean` removes a conversion that nobody continues, here and at the URL: see `Leftovers`.
 """
 
 import hashlib

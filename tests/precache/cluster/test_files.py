@@ -11,7 +11,7 @@ from tests.command import ROOT
 
 CLUSTER = ROOT / "precache" / "cluster"
 SLURM = CLUSTER / "ray-on-slurm.sh"
-COMMAND = re.compile(r"precache (?:convert|clean|push|pull|verify) [^'`#\n]*")
+COMMAND = re.compile(r"precache (?:convert|push|pull|verify) [^'`#\n]*")
 
 
 @pytest.mark.parametrize("name", ["ray-on-slurm.sh", "rayjob.yaml", "ray-vm-cluster.yaml", "README.md"])

@@ -15,7 +15,6 @@ from precache.storage.retries import PATIENCE_VARIABLE
 from precache.storage.urls import Url
 from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
-from tests.command import check_bad_input, run_here
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
 from tests.stopping import WAYS, KilledError, Stop, stopping
@@ -142,16 +141,6 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
     with pytest.raises(DatasetError, match="train-00000"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert ObjectStore(bucket).find("dataset.json") is None
-
-
-def test_clean_removes_nothing_without_a_terminal_or_yes(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
-    interrupt(raw_tree, bucket)
-    before = objects(bucket)
-    check_bad_input(run_here("precache", "clean", bucket, cwd=tmp_path), str(bucket), "pass --yes")
-    assert objects(bucket) == before
-    assert run_here("precache", "clean", bucket, "--yes", cwd=tmp_path).returncode == 0
-    assert objects(bucket) == {}
-    check_bad_input(run_here("precache", "clean", "out", cwd=tmp_path), "out", "precache convert")
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.faults)])

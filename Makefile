@@ -73,8 +73,8 @@ quickstart: $(VENV)/.installed
 
 NOTEBOOK := bench/caltech256.ipynb
 
-# Runs the notebook on the pictures in data/raw, which it fetches if need be, and saves it with its outputs; as it was
-# where a cell fails.
+# Runs the notebook on the pictures in data/raw, which torchvision downloads if need be, and saves it with its outputs;
+# as it was where a cell fails.
 notebook: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[all,notebook]'
 	$(PILLOW_SIMD)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from precache.errors import (
     DatasetError,
-    DownloadError,
     ImageError,
     MissingDependencyError,
     PrecacheError,
@@ -48,7 +47,6 @@ __all__ = [
     "Conversion",
     "ConvertedDataset",
     "DatasetError",
-    "DownloadError",
     "ImageError",
     "Manifest",
     "MissingDependencyError",

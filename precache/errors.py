@@ -10,7 +10,6 @@
     │   └── NothingFoundError     no data at a path, or none in it (also a SourceError, a FileNotFoundError
     │                             and a RuntimeError, which torchvision's ImageFolder raises or has raised)
     ├── StorageError              an object storage that does not answer, refuses, or lacks an object
-    ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
     ├── OpenFilesError            as many files are open as may be ('ulimit -n')
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
@@ -113,10 +112,6 @@ class NothingFoundError(DatasetError, SourceError, FileNotFoundError, RuntimeErr
 
 class StorageError(PrecacheError):
     """An object storage refuses, does not answer, or lacks an object; the message names the URL."""
-
-
-class DownloadError(PrecacheError):
-    """A public dataset could not be downloaded, checked or unpacked."""
 
 
 class WorkerError(PrecacheError):

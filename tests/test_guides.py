@@ -38,7 +38,7 @@ PROGRAMS = {"precache": precache, "bench": bench}
 # loops and quotes.
 RECORD = 'precache() { record precache "$@"; }; bench() { record bench "$@"; }; pip() { :; }; make() { :; }\n'
 RECORD += "python() { :; }; mktemp() { :; }\n"
-RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; tar() { :; }\n"
+RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; mv() { :; }; tar() { :; }\n"
 SMALL = {
     "--batches": "2", "--warmup": "1", "--repeats": "1", "--batch-size": "8", "--size": "64", "--steps": "2",
     "--pictures": "16", "--seconds": "0.1", "--workers": "1", "--trainer": "emulated:2000",

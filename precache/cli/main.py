@@ -17,7 +17,6 @@ from precache.cli.commandline import LocalPath, note
 from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
-from precache.errors import check_choice
 from precache.reporting import human_bytes, quantity
 
 if TYPE_CHECKING:
@@ -67,21 +66,6 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
     with ProgressBar("sample", "image") as bar:
         sample_tree.make_sample(dst, images=images, classes=classes, seed=seed, like=like, on_progress=bar)
     note(f"{dst}: {quantity(images, 'picture')} in {quantity(classes, 'class', 'classes')}")
-
-
-@main.command()
-@click.argument("name")
-@click.argument("dst", type=_PATH, default=RAW)
-@click.option("--url", help="Download the archive from this mirror instead.")
-def fetch(name: str, dst: Path, url: str | None) -> None:
-    """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
-    from precache.example_data import datasets
-
-    check_choice("dataset", name, datasets.DATASETS)
-    dataset = datasets.DATASETS[name]
-    with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
-        datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    note(f"{dst}: {dataset.images:,} pictures; the archive has the published checksum")
 
 
 @main.command(name="push")

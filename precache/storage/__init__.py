@@ -31,8 +31,8 @@ import numpy as np
 
 from precache.errors import SettingError, check_open_files
 
-TEMPORARY_SUFFIX = ".partial"
-_TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
+_TEMPORARY_SUFFIX = ".partial"
+_TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(_TEMPORARY_SUFFIX)}", re.DOTALL)
 _NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -214,7 +214,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 def temporary_path(path: Path) -> Path:
     """New random path beside `path` to write a file to before it is renamed to `path`."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
 
 
 def final_name(name: str) -> str | None:

@@ -41,14 +41,18 @@ def printed_text(path: Path) -> str:
 
 def test_every_command_of_the_notebook_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER", "emulated:h100-vit-s")
-    script = RECORD + "\n".join(
-        cell["source"] for cell in code_cells(NOTEBOOK) if cell["source"].startswith("%%bash")
-    )
-    for text, replacement in (("set -e\n", ""), ("%%bash\n", ""), ("||", ";")):  # so that each command runs
-        script = script.replace(text, replacement)
+    sources = [cell["source"] for cell in code_cells(NOTEBOOK)]
+    lines = [line for source in sources for line in re.findall(r"^ *!(.*)", source, re.MULTILINE)]
+    lines += [source.removeprefix("%%bash\n") for source in sources if source.startswith("%%bash")]
+    script = RECORD + "\n".join(lines).replace("set -e\n", "")  # so that each command runs
     ended = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     commands = [line.split("\x1f")[:-1] for line in ended.stdout.splitlines() if "\x1f" in line]
-    assert {program for program, *_ in commands} == {"precache", "bench"}
+    assert {tuple(command[:2]) for command in commands} == {
+        ("precache", "sample"),
+        ("precache", "convert"),
+        ("precache", "verify"),
+        ("bench", "recommend"),
+    }
     for program, name, *words in commands:
         command_of(program, name).make_context(name, words)
 

@@ -32,7 +32,6 @@ MISSPELT = (
     ("precache convrt photos out", "'convert'"),
     ("precache convert photos out --format Shard", "'shards'"),
     ("precache verify out --acros", "'--across'"),
-    ("precache fetch caltech10", "'caltech101'"),
 )
 
 

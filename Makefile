@@ -61,7 +61,7 @@ $(STOCK)/.installed: $(VENV)/.installed-test
 	$(STOCK)/bin/python -c 'from precache.pictures import kinds; assert not kinds.pillow_is_simd(), kinds.decoder_versions()'
 	touch $@
 
-# transformers, timm and Hugging Face's datasets. pip puts Pillow in front of Pillow-SIMD, so it goes again.
+# timm and Hugging Face's datasets. pip puts Pillow in front of Pillow-SIMD, so it goes again.
 $(FRAMEWORKS)/.installed: $(VENV)/.installed-test
 	$(call LAID_OVER,$(FRAMEWORKS))
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --editable '.[frameworks,hf]'
@@ -96,7 +96,7 @@ test-pillow: $(VENV)/.installed-test
 		&& $(STOCK)/bin/python -m pytest $(TWO) $(OF_PIXELS); \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
-# The tests that need transformers, timm or Hugging Face's datasets, which `make test` skips.
+# The tests that need timm or Hugging Face's datasets, which `make test` skips.
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest $(TWO) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
 

@@ -55,7 +55,6 @@ def parser(name: str, docstring: str) -> argparse.ArgumentParser:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=default_device, help="cpu or cuda (default: cuda if it is there)")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
-    parser.set_defaults(compile=False, tensorboard=False)  # options of `train` alone
     return parser
 
 
@@ -208,15 +207,3 @@ def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | No
     if name != args.model:
         raise SettingError(f"is of {name}, not of {args.model}", path=path, remedy=f"give --model {name}")
     return content
-
-
-def restore_loader(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
-    """Resume a loader at `state`, which was read from the checkpoint at `path`.
-
-    Raises:
-        SettingError: the state does not fit the loader.
-    """
-    try:
-        loader.load_state_dict(state)
-    except SettingError as error:
-        raise SettingError(f"{error}, or give another --out", path=path) from None

@@ -10,7 +10,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +20,7 @@ from loaders.batch import Batch
 from loaders.examples import common
 from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.settings import read_launcher
+from precache.errors import SettingError
 
 LossAndScores: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Loss of a batch, a scalar, and the model's scores, float [n, classes]."""
@@ -151,81 +151,60 @@ class Learner:
         }
 
 
-class Training:
-    """The training of one rank: model, loaders, checkpoints and reports.
+def fit(
+    args: argparse.Namespace,
+    ranks: int,
+    sigterm: common.Sigterm,
+    prepare: Callable[..., tuple[Any, ...]],
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
+) -> int:
+    """Train one rank for the remaining epochs; return the exit code, 143 if SIGTERM ended it, after saving.
 
     Args:
-        args: options of `common.parser`.
+        args: options of `make_parser`.
         ranks: number of processes; each trains on its share of every batch of `args.batch_size`.
         prepare: takes model, optimizer and loader, and returns them wrapped for distributed training.
         backward: computes the gradients of a loss.
     """
+    loader, validation = common.build_loaders(args, ranks)
+    net = build_model(args.model, len(loader.classes), args.seed).to(args.device)
+    optimizer, schedule = build_optimizer(args.model, net, args.epochs * len(loader), args.lr)
+    model, optimizer, loader = prepare(net, optimizer, loader)
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    learner = Learner(model, optimizer, schedule, dtype=dtype, compiled=args.compile, backward=backward)
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        ranks: int,
-        prepare: Callable[..., tuple[Any, ...]],
-        backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
-    ) -> None:
-        self.args = args
-        loader, self.validation = common.build_loaders(args, ranks)
-        net = build_model(args.model, len(loader.classes), args.seed).to(args.device)
-        optimizer, schedule = build_optimizer(args.model, net, args.epochs * len(loader), args.lr)
-        model, optimizer, self.loader = prepare(net, optimizer, loader)
-        self.learner = Learner(
-            model,
-            optimizer,
-            schedule,
-            dtype=torch.bfloat16 if args.bf16 else torch.float32,
-            compiled=args.compile,
-            backward=backward,
-        )
+    path = args.out / "checkpoint.pt"
+    is_first = common.is_first_rank()
+    checkpoint = common.read_checkpoint(path, args) if is_first else None
+    if dist.is_initialized():  # only the first rank's machine may have the file
+        objects = [checkpoint]
+        dist.broadcast_object_list(objects, device=torch.device("cpu"))
+        checkpoint = objects[0]
+    if checkpoint is not None:
+        try:
+            loader.load_state_dict(checkpoint["loader"])
+        except SettingError as error:
+            raise SettingError(f"{error}, or give another --out", path=path) from None
+        learner.load_state_dict(checkpoint)
+    loader_state = loader.state_dict()
 
-    def checkpoint(self, loader_state: dict[str, Any]) -> dict[str, Any]:
-        """Content of a checkpoint that resumes the loader at `loader_state`."""
-        return {
-            **self.learner.state_dict(),
-            "name": self.args.model,
-            "classes": self.loader.classes,
-            "loader": loader_state,
-        }
+    def should_stop() -> bool:
+        nonlocal loader_state
+        loader_state = loader.state_dict()  # counts the batch that was just trained on
+        return sigterm.is_set()
 
-    def restore(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Resume from a checkpoint that was read from `path`."""
-        common.restore_loader(self.loader, checkpoint["loader"], path)
-        self.learner.load_state_dict(checkpoint)
-
-    def fit(self, sigterm: common.Sigterm) -> int:
-        """Train for the remaining epochs; return the exit code, 143 if SIGTERM ended it, after saving."""
-        args = self.args
-        path = args.out / "checkpoint.pt"
-        is_first = common.is_first_rank()
-        checkpoint = common.read_checkpoint(path, args) if is_first else None
-        if dist.is_initialized():  # only the first rank's machine may have the file
-            objects = [checkpoint]
-            dist.broadcast_object_list(objects, device=torch.device("cpu"))
-            checkpoint = objects[0]
-        if checkpoint is not None:
-            self.restore(checkpoint, path)
-        loader_state = self.loader.state_dict()
-
-        def should_stop() -> bool:
-            nonlocal loader_state
-            loader_state = self.loader.state_dict()  # counts the batch that was just trained on
-            return sigterm.is_set()
-
-        for epoch in range(loader_state["epoch"], args.epochs):
-            figures = self.learner.train(self.loader, should_stop)
-            if is_first and figures:  # before the validation, which a SIGTERM may end
-                common.save_checkpoint(path, self.checkpoint(loader_state))
-            if self.validation is not None and not sigterm.is_set():
-                figures |= self.learner.validate(self.validation, sigterm.is_set)
-            if sigterm.is_set():
-                return 143
-            if is_first:
-                common.report(epoch, figures, args.out if args.tensorboard else None)
-        return 0
+    for epoch in range(loader_state["epoch"], args.epochs):
+        figures = learner.train(loader, should_stop)
+        if is_first and figures:  # before the validation, which a SIGTERM may end
+            content = {"name": args.model, "classes": loader.classes, "loader": loader_state}
+            common.save_checkpoint(path, {**learner.state_dict(), **content})
+        if validation is not None and not sigterm.is_set():
+            figures |= learner.validate(validation, sigterm.is_set)
+        if sigterm.is_set():
+            return 143
+        if is_first:
+            common.report(epoch, figures, args.out if args.tensorboard else None)
+    return 0
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
@@ -241,15 +220,20 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
             model = DistributedDataParallel(model)
         return model, optimizer, loader
 
-    return Training(args, ranks, prepare).fit(sigterm)
+    return fit(args, ranks, sigterm, prepare)
+
+
+def make_parser(name: str, docstring: str) -> argparse.ArgumentParser:
+    """Make a parser with the options of `common.parser` and those of `fit`."""
+    parser = common.parser(name, docstring)
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; return the exit code."""
-    parser = common.parser("train", __doc__)
-    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
-    parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
-    return common.main(parser, train, arguments)
+    return common.main(make_parser("train", __doc__), train, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from functools import partial
 from accelerate import Accelerator
 
 from loaders.examples import common
-from loaders.examples.train import Training
+from loaders.examples.train import fit, make_parser
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
@@ -21,10 +21,10 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     accelerator = Accelerator(cpu=args.device == "cpu", mixed_precision="bf16" if args.bf16 else "no")
     args.device = str(accelerator.device)
     # The loader is built after the process group, so that it splits each epoch among the ranks by itself.
-    return Training(args, accelerator.num_processes, accelerator.prepare, accelerator.backward).fit(sigterm)
+    return fit(args, accelerator.num_processes, sigterm, accelerator.prepare, accelerator.backward)
 
 
-main = partial(common.main, common.parser("train_accelerate", __doc__), train)
+main = partial(common.main, make_parser("train_accelerate", __doc__), train)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -172,7 +172,7 @@ def serve_an_epoch(settings: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray_cluster: Any) -> None:
-    """Here torch.distributed is not initialised; the example of Ray Train initialises it."""
+    """Here torch.distributed is not initialised; Ray's TorchTrainer initialises it."""
     pytest.importorskip("ray.train", exc_type=ImportError, reason="pip install 'ray[train]'")
     from ray.train import RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer

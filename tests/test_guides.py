@@ -23,7 +23,7 @@ from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.command import ROOT, run
-from tests.precache.sources.archives import files_of, make_tar, make_webdataset, make_zip
+from tests.precache.sources.tars import make_webdataset
 
 GUIDES = (
     "README.md",
@@ -98,8 +98,6 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
     (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
     draw_masks(tmp_path, [row[0] for row in rows[1:]])
-    make_tar(tmp_path / "photos.tar", files_of(tmp_path / "photos", "photos/"))
-    make_zip(tmp_path / "photos.zip", files_of(tmp_path / "photos", "photos/"))
     make_webdataset(tmp_path / "tars", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     return tmp_path

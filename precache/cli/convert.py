@@ -93,7 +93,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     name="convert",
     cls=Command,
     first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "update"),
-    short_help="Convert a folder of pictures, a table or an archive into a dataset that loads fast.",
+    short_help="Convert a folder of pictures, a table or tars into a dataset that loads fast.",
 )
 @click.argument("src", type=PathOrUrl(), default=RAW)
 @click.argument("dst", type=PathOrUrl(), required=False)
@@ -175,9 +175,9 @@ def convert(
 
     Converts the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
-    SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an
-    archive, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote. Both may be URLs:
-    s3://, gs://, az://; SRC also https://. If it stops, run the same command again to continue.
+    SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet),
+    WebDataset tars, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote. Both may be
+    URLs: s3://, gs://, az://; SRC also https://. If it stops, run the same command again to continue.
     """
     if format_name is None:
         formats = ", ".join(FORMAT_NAMES)

@@ -1,4 +1,4 @@
-"""Sources of samples: trees, archives, tables, datasets, WebDataset tars; `open_source` opens any of them.
+"""Sources of samples: trees, tables, datasets, WebDataset tars; `open_source` opens any of them.
 
 All sources have the protocol of `precache.sources.base`. To add one, write:
 
@@ -13,10 +13,10 @@ Sources at a URL are:
 
     s3://BUCKET/photos              a tree of objects
     s3://BUCKET/sets/caltech        a converted dataset
-    s3://BUCKET/photos.tar, .zip    an archive, fetched first: pictures are read in shuffled order
+    s3://BUCKET/tars/0.tar          a WebDataset tar, fetched first: pictures are read in shuffled order
     s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
     s3://BUCKET/tars                WebDataset tars, or Parquet with pictures, fetched first
-    https://HOST/photos.tar         any of these but trees and folders of tars: a web server lists no folders
+    https://HOST/0.tar              any of these but trees and folders of tars: a web server lists no folders
 
 Fetched files lie in the staging folder (TMPDIR) until the process ends.
 """
@@ -30,17 +30,15 @@ from pathlib import Path
 from typing import Any
 
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.errors import SettingError, SourceError
+from precache.errors import SettingError, SourceError, shell_command
 from precache.recipe import SPLIT_NAME
 from precache.reporting import quantity, warn
 from precache.sources import huggingface, parquet, webdataset
-from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
 from precache.sources.dataset import FolderReader, open_dataset_reader
 from precache.sources.masks import MaskedSource
 from precache.sources.options import (
-    ARCHIVE,
     DATASET,
     TABLE,
     TABLE_SUFFIXES,
@@ -67,8 +65,8 @@ _COMPRESSED_TABLES = tuple(
 )
 _OTHER_TABLES = (*_COMPRESSED_TABLES, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow")
 """Suffixes of tables that cannot be read, so that the error says so."""
-_OTHER_ARCHIVES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
-"""Suffixes of archives that cannot be read."""
+_ARCHIVES = (".zip", ".rar", ".7z", ".tar.lz4", ".tar.lz", ".tar.z", *webdataset.COMPRESSED_SUFFIXES)
+"""Suffixes of archives, which are unpacked by other programs."""
 _PROBED_OBJECTS = 1000  # the first objects below a URL that say whether it is a tree
 _FETCH_THREADS = 4
 
@@ -137,14 +135,13 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
 
 
 def _open_by_name(place: Location, options: SourceOptions) -> Source | None:
-    """Open the table or archive at `place`; return None if its name is that of neither."""
+    """Open the table or the WebDataset tar at `place`; return None if its name is that of neither."""
     name = Path(place.name)
     if is_table(name):
         options.check_kind(TABLE)
         return _open_table(place, _local_file(place), options)
-    if is_archive(name):
-        options.check_kind(ARCHIVE)
-        return ArchiveSource(place, _local_file(place), options)
+    if name.suffix.lower() == ".tar" and (isinstance(place, Url) or place.is_file()):
+        return WebDatasetSource(place, _local_file(place), options)
     return None
 
 
@@ -263,7 +260,7 @@ def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = No
 
 
 def _open_file(path: Path, options: SourceOptions) -> Source:
-    """Open a table or an archive; the error for any other file says what was expected."""
+    """Open a table or a WebDataset tar; the error for any other file says what was expected."""
     if source := _open_by_name(path, options):
         return source
     if path.is_file():
@@ -274,11 +271,19 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
                 path=path,
                 remedy="unpack it, or save it so, in UTF-8",
             )
-        if name.endswith(_OTHER_ARCHIVES):
-            raise SourceError(
-                "expected a tar or a zip", path=path, remedy="unpack it, and convert the folder"
-            )
+        if name.endswith(_ARCHIVES):
+            raise SourceError("is an archive", path=path, remedy=_unpack_remedy(path))
     return _open_tree(path, options)
+
+
+def _unpack_remedy(path: Path) -> str:
+    """Return how to unpack an archive to what can be converted."""
+    if path.suffix.lower() == ".zip":
+        return f"run '{shell_command('unzip', path, '-d', path.with_suffix(''))}', and convert the folder"
+    if path.name.lower().endswith(webdataset.COMPRESSED_SUFFIXES):
+        command = shell_command("tar xf", path)
+        return f"run '{command}', and convert the folder; WebDataset tars are read when they are decompressed"
+    return "unpack it, and convert the folder"
 
 
 def _open_folder(path: Path, options: SourceOptions) -> Source:
@@ -308,7 +313,7 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
         return open_converted(url, options)
     if url.scheme in ("http", "https"):
         raise SourceError(
-            "is neither an archive, a table nor a converted dataset, and a web server cannot list a tree",
+            "is neither a table, a tar nor a converted dataset, and a web server cannot list a tree",
             path=url,
             remedy="name one of these",
         )

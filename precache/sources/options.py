@@ -13,12 +13,11 @@ from precache.recipe import flag_name
 from precache.storage.urls import locate
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-TREE, CLASS_FOLDERS = "a tree of class folders", "class folders in an archive"
-ARCHIVE, TARS = "an archive", "WebDataset tars"
-TABLE, CONVERTED = "a table", "a converted dataset"
-DATASET = "a dataset"
+TREE, TARS = "a tree of class folders", "WebDataset tars"
+TABLE, DATASET = "a table", "a dataset"
+CONVERTED = "a converted dataset"
 _WITH_COLUMNS = (TABLE, DATASET)
-_WITH_COLUMNS_OR_PARTS = (TABLE, DATASET, TARS, ARCHIVE)
+_WITH_COLUMNS_OR_PARTS = (TABLE, DATASET, TARS)
 
 
 def is_table(path: Path) -> bool:
@@ -79,10 +78,7 @@ class SourceOptions:
         "Other columns to keep, as width,caption.", *_WITH_COLUMNS_OR_PARTS, default=()
     )
     class_depth: int | None = _option(
-        "How deep class folders lie in a tree; 0 if there are no classes.  [default: 1]",
-        TREE,
-        CLASS_FOLDERS,
-        ARCHIVE,
+        "How deep class folders lie in a tree; 0 if there are no classes.  [default: 1]", TREE
     )
     mask: str | None = _option(
         "Folder of masks, with MASKS/cat/1.png for the picture cat/1.jpg; or the column of them in a table."

@@ -27,8 +27,8 @@ Class folders may lie N folders deep (`class_depth`): then the class is named by
 Listing a tree on disk needs only names and file types, which reading its folders gives (`list_tree`). Sizes
 and times need a call per file, so they are read only when needed, as by a conversion (`scan_tree`).
 
-The folders lie on disk, in an archive (`precache.sources.archive`) or in an object storage, where they are
-prefixes: s3://BUCKET/photos/heron/1.jpg. Samples, ids and digest are the same for all three.
+The folders lie on disk, or in an object storage, where they are prefixes: s3://BUCKET/photos/heron/1.jpg.
+Samples, ids and digest are the same for both.
 """
 
 import errno
@@ -82,7 +82,7 @@ def split_of(folder: str) -> str | None:
 
 
 class Node:
-    """A file or a folder in an archive or an object storage.
+    """A file or a folder in an object storage.
 
     Args:
         first_bytes: function that returns the first bytes of a file, at most `kinds.PREFIX_BYTES`.
@@ -124,7 +124,7 @@ class Node:
 
     @property
     def is_link_to_parent(self) -> bool:
-        """Whether this is a link to a folder that contains it: archives and storages have none."""
+        """Whether this is a link to a folder that contains it: storages have none."""
         return False
 
     def entries(self) -> "Iterable[Node]":
@@ -450,11 +450,6 @@ def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: b
     return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 
-def _has_paths(source: Source) -> bool:
-    """Return whether a folder inside the source can be named as a source; one in an archive cannot."""
-    return isinstance(source, TreeSource | ObjectTree)
-
-
 def _folder_of_shards(top: Entry) -> str | None:
     """Return the path to name as source if tars or Parquet files lie too deep to be seen; else None."""
     pending = [("", top)]
@@ -472,7 +467,7 @@ def _folder_of_shards(top: Entry) -> str | None:
 def _no_pictures_error(top: Entry, source: Source, class_depth: int) -> NothingFoundError:
     """Return the error for a source without samples, which says what to pass if its layout is another."""
     root = source.root
-    if _has_paths(source) and (folder := _folder_of_shards(top)) is not None:
+    if (folder := _folder_of_shards(top)) is not None:
         return NothingFoundError(
             "has no class folder with pictures, but shards",
             path=root,
@@ -615,12 +610,8 @@ class _Lister:
         if reason == _LINK_TO_PARENT:
             self._links_to_parents.append(path)
 
-    def _warnings(self, class_count: int, *, has_paths: bool) -> Iterator[str]:
-        """Yield the warnings about what was listed, a line each.
-
-        Args:
-            has_paths: whether a folder of the source can be named as a source.
-        """
+    def _warnings(self, class_count: int) -> Iterator[str]:
+        """Yield the warnings about what was listed, a line each."""
         root = self._root
         if self.empty_classes:
             names = abridge([repr(path) for path in self.empty_classes])
@@ -643,7 +634,7 @@ class _Lister:
         if self._class_depth and self._subfolders and all_deeper:
             name, subfolders = next(iter(self._subfolders.items()))
             remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
-            if class_count == 1 and has_paths and list(self._samples.split_of) == [""]:
+            if class_count == 1 and list(self._samples.split_of) == [""]:
                 remedy = f"name {root}/{name} instead"
             yield (
                 f"{root}: all pictures lie deeper than their class folders; if {subfolders} are classes, "
@@ -669,7 +660,7 @@ class _Lister:
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
             digest=_tree_digest(samples, self._class_depth),
-            warnings=(*warnings, *self._warnings(len(classes), has_paths=_has_paths(source))),
+            warnings=(*warnings, *self._warnings(len(classes))),
             target=target,
             deeper=self._deeper if self._class_depth else 0,
         )

@@ -10,8 +10,8 @@ The rest of a name, behind the first dot, is the part's name, which may have dot
 reads (https://github.com/webdataset/webdataset), except that hidden files are ignored, and that the parts of
 a sample need not be next to each other.
 
-A source is one tar, or all tars in a folder and in its folders, sorted by name; they may be compressed. Ids
-are the ranks of the keys in stored order. A sample with a label and no picture is rejected when it is
+A source is one tar, or all tars in a folder and in its folders, sorted by name. Ids are the ranks of the keys
+in stored order. A sample with a label and no picture is rejected when it is
 converted. Names say the splits: birds-train-0000.tar, validation-00000-of-00002.tar, test/0.tar.
 """
 
@@ -21,31 +21,25 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError, SourceError, shell_command
 from precache.pictures import kinds
 from precache.reporting import abridge
-from precache.sources.archive import (
-    FILE,
-    FOLDER,
-    INVALID_NAME,
-    Archive,
-    Member,
-    is_archive,
-    open_archive,
-    path_parts,
-)
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import find_splits, list_shards
-from precache.sources.tree import Node
+from precache.sources.tar import Member, Tar, open_tar
 from precache.storage.urls import Location
 
+COMPRESSED_SUFFIXES = (
+    ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst"
+)  # fmt: skip
 LABEL, FIELDS, TEXT = "cls", "json", "txt"
 """Extensions of the parts that are read besides pictures."""
 _PART_KINDS = (LABEL, FIELDS, TEXT)
@@ -54,28 +48,12 @@ _MAX_TEXT_BYTES = 1 << 20  # size of a part that is not a picture
 _MAX_CLASSES = 100_000
 _CLASS_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
 _MAX_PART_NAMES = 20  # part names that are kept for a message
+_MAX_FOLDERS = 255  # how many folders may lie around a file
 
 
 def is_tar(name: str) -> bool:
     """Return whether a file of this name is a tar, compressed or not."""
-    return is_archive(Path(name)) and not name.lower().endswith(".zip")
-
-
-def has_samples(top: Node) -> bool:
-    """Return whether an archive has WebDataset samples, rather than class folders.
-
-    These are pictures with another part beside them in the outermost folder, or with a class in any folder.
-    """
-    pending = [top]
-    while pending:
-        folder = pending.pop()
-        pending += (node for node in folder.entries() if node.is_dir())
-        kinds_beside = _PART_KINDS if folder is top else (LABEL,)
-        names = [node.name.partition(".") for node in folder.entries() if not node.name.startswith(".")]
-        keys = {key for key, _, part in names if part_kind(part) in kinds_beside}
-        if keys and any(key in keys and _is_picture(part) for key, _, part in names):
-            return True
-    return False
+    return name.lower().endswith((".tar", *COMPRESSED_SUFFIXES))
 
 
 def part_kind(part: str) -> str:
@@ -94,7 +72,7 @@ class WebDatasetSource:
     Attributes:
         root: folder or URL of the tars, or of the only tar.
         folder: local folder or tar: `root`, or what was fetched from there.
-        archives: tars after the scan.
+        tars: readers of the tars, after the scan.
         starts: offset of each tar in all tars joined, in bytes; `SampleRef.place` is an offset in these.
         has_tar_in_paths: whether samples' paths begin with the tar's name, since a key is in several tars.
     """
@@ -102,7 +80,7 @@ class WebDatasetSource:
     root: Location
     folder: Path
     options: SourceOptions
-    archives: tuple[Archive, ...] = ()
+    tars: tuple[Tar, ...] = ()
     starts: tuple[int, ...] = ()
     has_tar_in_paths: bool = False
 
@@ -111,22 +89,29 @@ class WebDatasetSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        tars = list_shards(self.folder, is_tar)
-        archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
-        return scan_archives(self, archives)
+        if not self.folder.is_dir():
+            tar = open_tar(self.folder, self.root)
+            if not _has_samples(tar):
+                raise tar.error(
+                    "holds no WebDataset samples, such as 0001.jpg with 0001.cls",
+                    f"run '{shell_command('tar xf', self.root)}', and convert the folder",
+                )
+            return _scan_tars(self, [os.path.basename(tar.name)], [tar])
+        names = list_shards(self.folder, is_tar)
+        return _scan_tars(self, names, [open_tar(self.folder / name, self.root / name) for name in names])
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         where = self.where(ref)
         if ref.bytes < 0:
             raise ImageError(where, "has no picture, only other parts")
         tar = self._tar_index(ref)
-        return self.archives[tar].picture(where, ref.place - self.starts[tar], ref.bytes, max_pixels)
+        return self.tars[tar].picture(where, ref.place - self.starts[tar], ref.bytes, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: the tar's path, and the member's name."""
         if self.has_tar_in_paths:
             return os.path.join(str(self.root), ref.path)
-        return os.path.join(self.archives[self._tar_index(ref)].name, ref.path)
+        return os.path.join(self.tars[self._tar_index(ref)].name, ref.path)
 
     def _tar_index(self, ref: SampleRef) -> int:
         return bisect_right(self.starts, ref.place) - 1
@@ -157,8 +142,32 @@ class _Sample:
     parts: dict[str, bytes] = field(default_factory=dict)
 
 
-def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan:
-    """List the samples of tars.
+def _has_samples(tar: Tar) -> bool:
+    """Return whether a tar holds WebDataset samples, rather than class folders.
+
+    These are pictures with another part beside them in no folder, or with a class in any folder.
+    """
+    pictures: set[str] = set()
+    others: set[str] = set()
+    with closing(tar.members()) as members:
+        for member in members:
+            path = _path_parts(member.name)
+            if not path or not member.is_file:
+                continue
+            key, part = _key_and_part(path)
+            if not key:
+                continue
+            if _is_picture(part):
+                pictures.add(key)
+            elif part_kind(part) in (_PART_KINDS if len(path) == 1 else (LABEL,)):
+                others.add(key)
+            if key in pictures and key in others:
+                return True
+    return False
+
+
+def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Tar]) -> Scan:
+    """List the samples of tars, whose names are paths in the source.
 
     Raises:
         SourceError: a tar is damaged or cannot be read, there are no pictures, or a part of a sample cannot
@@ -167,13 +176,10 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     """
     root, options = source.root, source.options
     options.check_kind(TARS)
-    starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
+    starts = tuple(accumulate((tar.size for tar in tars[:-1]), initial=0))
     samples = _TarSamples(options)
-    names = [archive.name.removeprefix(f"{root}/") for archive in archives]
-    if names == [str(root)]:  # the source is a tar, not a folder
-        names = [os.path.basename(archives[0].name)]
-    for archive, start, split in zip(archives, starts, find_splits(root, names), strict=True):
-        samples.add_tar(archive, start, split)
+    for tar, start, split in zip(tars, starts, find_splits(root, names), strict=True):
+        samples.add_tar(tar, start, split)
     has_pictures = any(ref.bytes >= 0 for ref in samples.refs)
     if not has_pictures and options.image is not None:
         raise SourceError(
@@ -199,7 +205,7 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     if samples.partial_fields:
         fields = abridge([repr(name) for name in samples.partial_fields])
         warnings.append(f"fields that only some samples have are left out: {fields}")
-    source = replace(source, archives=tuple(archives), starts=starts, has_tar_in_paths=has_tar_in_paths)
+    source = replace(source, tars=tuple(tars), starts=starts, has_tar_in_paths=has_tar_in_paths)
     return rows.scan(source, options, samples.ignored, [f"{root}: {warning}" for warning in warnings])
 
 
@@ -227,11 +233,11 @@ class _TarSamples:
         self._tar_names: list[str] = []
         self._labels: list[Any] = []
 
-    def add_tar(self, archive: Archive, start: int, split: str) -> None:
+    def add_tar(self, tar: Tar, start: int, split: str) -> None:
         """Add the samples of a tar, whose offset in all tars joined is `start`."""
         self._first_rows.append(len(self.refs))
-        self._tar_names.append(archive.name)
-        samples = self._read_samples(archive)
+        self._tar_names.append(tar.name)
+        samples = self._read_samples(tar)
         for key in list(samples):
             sample = samples.pop(key)  # frees its parts, which take as much memory as the fields
             row, picture = len(self.refs), sample.picture
@@ -241,10 +247,10 @@ class _TarSamples:
                     self.ignored.append(IgnoredPath(key, "has no picture and no label"))
                 continue
             if picture is None:
-                ref = SampleRef(row, key, -1, -1, split, archive.modified_ns, start)
+                ref = SampleRef(row, key, -1, -1, split, tar.modified_ns, start)
             else:
                 place = start + picture.place
-                ref = SampleRef(row, picture.path, -1, picture.bytes, split, archive.modified_ns, place)
+                ref = SampleRef(row, picture.path, -1, picture.bytes, split, tar.modified_ns, place)
             self.refs.append(ref)
             values = self._field_values(key, sample.parts)
             self._labels.append(self._take_label(key, label_text, values))
@@ -260,29 +266,27 @@ class _TarSamples:
         folder, base = os.path.split(self.refs[row].path)
         return f"{tar_name}: sample {os.path.join(folder, base.partition('.')[0])!r}"
 
-    def _read_samples(self, archive: Archive) -> dict[str, _Sample]:
+    def _read_samples(self, tar: Tar) -> dict[str, _Sample]:
         """Return the samples of a tar by their keys."""
         samples: dict[str, _Sample] = {}
-        for member in archive.members():
+        for member in tar.members():
             name = member.name
-            path = path_parts(name)
-            base, _, part = path[-1].partition(".") if path else ("", "", "")
+            path = _path_parts(name)
+            key, part = _key_and_part(path) if path else ("", "")
             if path is None:
-                reason = INVALID_NAME
-            elif member.kind != FILE or not base or not part:
+                reason = "has a name that leads out of the tar, or that no file can have"
+            elif not member.is_file or not key or not part:
                 reason = "is not a file with a key and an extension"
             elif _META_NAME.match(name):
                 reason = "has a name with two underscores on both sides, which is of no sample"
             else:
-                key = "/".join((*path[:-1], base))
                 sample = samples.setdefault(key, _Sample())
-                self._add_member(archive, member, sample, part.lower(), "/".join(path))
+                self._add_member(tar, member, sample, part.lower(), "/".join(path))
                 continue
-            if member.kind != FOLDER:
-                self.ignored.append(IgnoredPath(name, reason))
+            self.ignored.append(IgnoredPath(name, reason))
         return samples
 
-    def _add_member(self, tar: Archive, member: Member, sample: _Sample, part: str, path: str) -> None:
+    def _add_member(self, tar: Tar, member: Member, sample: _Sample, part: str, path: str) -> None:
         """Add a member to its sample as the picture or as another part; or ignore it."""
         if len(self.part_names) < _MAX_PART_NAMES:
             self.part_names[part] = None
@@ -430,6 +434,20 @@ class _TarSamples:
                 )
         indices = list(map(int, labels))
         return indices, tuple(map(str, range(max(indices) + 1))), []
+
+
+def _path_parts(name: str) -> list[str] | None:
+    """Return the names of folders and file in a member's name; None if such a name is not allowed."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name or len(parts) > _MAX_FOLDERS:
+        return None
+    return parts
+
+
+def _key_and_part(path: Sequence[str]) -> tuple[str, str]:
+    """Return the key of a sample and the name of its part in a member's path; no key for a hidden file."""
+    base, _, part = path[-1].partition(".")
+    return "/".join((*path[:-1], base)) if base else "", part
 
 
 def _parts_of_kind(parts: Iterable[str], kind: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Temporary folders for files on their way to or from an object storage, for archives, and for measurements.
+"""Temporary folders for files on their way from an object storage, copies of pictures, and measurements.
 
     TMPDIR/precache-staging-XXXXXXXX/    readable by its user alone
         .precache-staging                locked (flock) by the process that uses the folder

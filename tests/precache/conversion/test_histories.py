@@ -25,7 +25,7 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.urls import Location
 from tests.faults.trees import make_tree
 from tests.precache.destinations import THESIS, contents
-from tests.precache.sources.archives import put
+from tests.precache.sources.tars import put
 from tests.stopping import WAYS, KilledError, Stop, stopping
 
 Contents = dict[str, bytes]

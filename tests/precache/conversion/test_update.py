@@ -35,11 +35,11 @@ from precache.recipe import DEFAULT_SPLITS
 from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.precache.destinations import contents
-from tests.precache.sources.archives import Files, make_zip, put
 from tests.precache.sources.examples import FIELDS, TARGETS
 from tests.precache.sources.objects import Items
 from tests.precache.sources.objects import picture as grey
 from tests.precache.sources.tables import write_csv, write_jsonl
+from tests.precache.sources.tars import Files, make_tar, put
 from tests.stopping import KilledError, Stop, stopping
 
 SHAPE = (18, 20)
@@ -166,9 +166,12 @@ def masked_table(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions
     return folder / "t.csv", SourceOptions(**options, split="fold", fields=("width", "note", "box"))
 
 
-def zipped(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
-    """Write a zip with a single split, which shares divide."""
-    path = make_zip(folder / "x.zip", {f"train/{name}": content for name, content in files(edited).items()})
+def tarred(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+    """Write a WebDataset tar with a single split, which shares divide."""
+    members: Files = {}
+    for name, picture in edited.pictures.items():
+        members |= {f"{name}.bmp": picture.content, f"{name}.cls": picture.label.encode()}
+    path = make_tar(folder / "train.tar", members)
     os.utime(path, (edited.round, edited.round))
     return path, SourceOptions()
 
@@ -280,7 +283,7 @@ def rejected_paths(out: Path) -> list[str]:
         pytest.param(masked_tree, 0, "dali", "keep", id="masked_tree"),
         pytest.param(masked_table, 1, "shards", "keep", id="masked_table"),
         pytest.param(masked_table, 1, "shards", "crop", id="masked_table_in_squares"),
-        pytest.param(zipped, 2, "webdataset", "keep", id="zipped"),
+        pytest.param(tarred, 2, "webdataset", "keep", id="tarred"),
         pytest.param(converted_tree, 0, "dali", "keep", id="converted_tree"),
         pytest.param(remade_tree, 1, "shards", "keep", id="remade_tree"),
         pytest.param(in_memory, 2, "webdataset", "crop", id="in_memory"),

@@ -25,7 +25,7 @@ from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 from tests.precache.engines.conftest import wait_until
 from tests.precache.engines.slow import SlowSource, readers
-from tests.precache.sources.archives import put
+from tests.precache.sources.tars import put
 
 RECIPE = small_recipe("shards")
 

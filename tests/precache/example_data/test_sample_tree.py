@@ -8,7 +8,7 @@ from PIL import ExifTags, Image
 
 from precache.errors import SettingError
 from precache.example_data.sample_tree import PICTURES_LIKE, make_sample
-from tests.precache.sources.archives import files_of, put
+from tests.precache.sources.tars import files_of, put
 
 
 @pytest.mark.parametrize("like", sorted(PICTURES_LIKE))

@@ -21,7 +21,7 @@ from tests.command import check_bad_input, run_and_interrupt, run_here
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 from tests.precache.destinations import contents
-from tests.precache.sources.archives import put
+from tests.precache.sources.tars import put
 
 
 @pytest.fixture(scope="module")

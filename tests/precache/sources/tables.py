@@ -11,7 +11,7 @@ import pytest
 
 from precache.sources.base import Scan
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import put, scan_of
+from tests.precache.sources.tars import put, scan_of
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -12,9 +12,9 @@ from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored_samples
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import put, read_shards, scan_of
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import write_spot_table
+from tests.precache.sources.tars import put, read_shards, scan_of
 
 
 def test_converting_again_keeps_ids_targets_fields_and_splits(tmp_path: Path) -> None:

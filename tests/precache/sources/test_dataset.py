@@ -17,8 +17,8 @@ from precache.errors import ImageError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.picture_values import to_picture
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, Tensor, labelled_items, picture
+from tests.precache.sources.tars import scan_of
 
 GREY = np.arange(40, dtype=np.uint8).reshape(5, 8)
 COLOUR = np.stack([GREY, GREY + 50, GREY + 100], axis=-1)

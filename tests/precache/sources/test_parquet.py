@@ -10,9 +10,9 @@ from precache.errors import ImageError
 from precache.sources.shard_files import find_split
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.objects import picture
 from tests.precache.sources.tables import write_parquet, write_pictures
+from tests.precache.sources.tars import put, scan_of
 
 CLASSES = ["zebra", "ant"]  # not sorted: the order of the file must be kept
 PNGS = [encode_image(picture(shade * 20)) for shade in range(6)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from precache import SourceOptions, convert, open_dataset, verify_deep
 from precache.sources.rows import Row, RowPart, RowSource, StoredPictures, TableColumn
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import files_of, read_shards
+from tests.precache.sources.tars import files_of, read_shards
 
 
 @dataclass(frozen=True)

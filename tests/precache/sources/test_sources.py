@@ -1,4 +1,4 @@
-"""Contract of sources, checked for every kind; archives and objects must have the samples of their tree."""
+"""Contract of sources, checked for every kind; objects must have the samples of their tree."""
 
 import json
 import os
@@ -25,20 +25,19 @@ from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import (
+from tests.precache.sources.objects import Items, load_image, picture
+from tests.precache.sources.tables import WRITERS, write_pictures
+from tests.precache.sources.tars import (
     JPEG,
     Files,
     files_of,
     make_tar,
     make_webdataset,
-    make_zip,
     put,
     read_shards,
     scan_of,
-    spoil_archive,
+    spoil_tar,
 )
-from tests.precache.sources.objects import Items, load_image, picture
-from tests.precache.sources.tables import WRITERS, write_pictures
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class SourceKind:
 
 
 def touch(made: Path, name: str) -> None:
-    """Change the times of an archive, or of all archives in a folder."""
-    for path in made.iterdir() if made.is_dir() else [made]:
+    """Change the times of all files in a folder."""
+    for path in made.iterdir():
         os.utime(path, (1, 1))
 
 
@@ -91,11 +90,6 @@ def rewrite_object(made: str, name: str) -> None:
     assert isinstance(url, Url)
     store = ObjectStore(url)
     store.put(name, bytes(len(store.get(name))))
-
-
-def make_archive(make: Callable[..., Path], name: str, **options: Any) -> Callable[[Files, Path], Path]:
-    """Return a function that makes an archive of this name."""
-    return lambda files, place: make(place / name, files, **options)
 
 
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
@@ -188,7 +182,6 @@ def make_converted(name: str) -> Callable[[Files, Path], Path]:
     return make
 
 
-ARCHIVE: dict[str, Any] = {"is_tree": True, "damage": spoil_archive}
 TABLE: dict[str, Any] = {
     "takes": ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes"),
     "options": {"label": "species"},
@@ -203,20 +196,12 @@ KINDS = {
         takes_any_name=True,
         change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
     ),
-    "tar": SourceKind(make_archive(make_tar, "x.tar"), takes_any_name=True, change=touch, **ARCHIVE),
-    "TBZ2": SourceKind(make_archive(make_tar, "x.TBZ2", mode="w:bz2"), is_converted=False, is_tree=True),
-    "tar.xz": SourceKind(make_archive(make_tar, "x.tar.xz", mode="w:xz"), takes_any_name=True, **ARCHIVE),
-    "zip": SourceKind(make_archive(make_zip, "x.zip"), change=touch, **ARCHIVE),
     "objects": SourceKind(
         at_url(lambda files, place: put(place / "photos", files)),
         at_url=True,
         is_tree=True,
         change=rewrite_object,
     ),
-    "tar at a URL": SourceKind(
-        at_url(make_archive(make_tar, "x.tar")), at_url=True, is_tree=True, takes_any_name=True
-    ),
-    "zip at a URL": SourceKind(at_url(make_archive(make_zip, "x.zip")), at_url=True, is_tree=True),
     **{
         kind: SourceKind(
             make_table(kind),
@@ -249,7 +234,7 @@ KINDS = {
         **DATASET,
     ),
     "Hugging Face's datasets": SourceKind(make_saved_dataset, damage=spoil, **DATASET),
-    "WebDataset": SourceKind(make_tars, change=touch, damage=spoil_archive, **TARS),
+    "WebDataset": SourceKind(make_tars, change=touch, damage=spoil_tar, **TARS),
     "WebDataset at a URL": SourceKind(at_url(make_tars), at_url=True, **TARS),
     "converted": SourceKind(make_converted("shards"), damage=spoil, has_checksums=True, **CONVERTED),
     "converted to tars": SourceKind(
@@ -448,7 +433,7 @@ def draw_files(rng: np.random.Generator, parts: tuple[str, ...]) -> Files:
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].is_tree], indirect=True)
 @pytest.mark.parametrize(("seed", "prefix"), [(0, ""), (1, "train/")])
-def test_archives_and_objects_have_the_samples_of_their_tree(
+def test_objects_have_the_samples_of_their_tree(
     kind: SourceKind, place: Any, seed: int, prefix: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng((seed, 26))

@@ -12,7 +12,7 @@ from precache.errors import PrecacheError, SettingError
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import put
+from tests.precache.sources.tars import put
 
 
 def test_a_split_list_assigns_each_picture(raw_tree: Path, tmp_path: Path) -> None:

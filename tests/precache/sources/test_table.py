@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from precache import SettingError, SourceError, convert, verify_deep
 from precache.sources.base import Scan, check_no_overlap
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.tables import WRITERS, scan_text
+from tests.precache.sources.tars import put, scan_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from precache.errors import SourceError
 from precache.sources.tree import scan_tree
 from tests.command import run_here
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.archives import JPEG, put
+from tests.precache.sources.tars import JPEG, put
 
 
 def lay(root: Path, *names: str) -> Path:

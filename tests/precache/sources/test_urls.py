@@ -17,7 +17,7 @@ from precache.storage.urls import Url
 from tests.cloud.storages import Storage
 from tests.cloud.uploading import upload
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import JPEG, files_of, make_tar
+from tests.precache.sources.tars import JPEG, files_of, make_tar
 
 
 def test_objects_are_read_several_at_a_time(bucket: Url, storage: Storage, raw_tree: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_deleted_object_is_an_error_with_its_url(bucket: Url) -> None:
         scan.source.read(scan.samples[0], MAX_PIXELS)
 
 
-def test_a_web_server_serves_archives_but_no_trees(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
-    path, client = make_tar(tmp_path / "photos.tar", files_of(raw_tree)), boto3.client("s3")
+def test_a_web_server_serves_tars_but_no_trees(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    path, client = make_tar(tmp_path / "photos.tar", {"1.jpg": JPEG, "1.cls": b"0"}), boto3.client("s3")
     client.put_bucket_acl(Bucket=bucket.name, ACL="public-read")
     client.put_object(Bucket=bucket.name, Key="photos.tar", Body=path.read_bytes(), ACL="public-read")
     http_url = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from precache.errors import ImageError, SourceError
 from precache.sources.shard_files import find_split
 from precache.storage.objects import ObjectStore
-from tests.precache.sources.archives import JPEG, Files, files_of, make_tar, scan_of
+from tests.precache.sources.tars import JPEG, Files, files_of, make_tar, scan_of
 
 SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}
 SPLITS = {
@@ -49,7 +49,6 @@ def test_tars_with_and_without_a_split_in_their_names_are_refused(tmp_path: Path
 
 LAYOUTS: list[tuple[str, str]] = [
     ("0.tar 1.tar", "0.tar 1.tar"),
-    ("0.tgz 1.tar.gz 2.tar.xz", "0.tgz 1.tar.gz 2.tar.xz"),
     ("train/0.tar train/0.json val/0.tar README.md", "train/0.tar val/0.tar"),
     ("0.tar 0.parquet 0_stats.json _tmp/0.jpg .cache/1.tar .2.tar", "0.tar"),  # as img2dataset leaves it
     ("0.tar empty/", "0.tar"),
@@ -67,11 +66,11 @@ def test_tars_are_found_unless_the_folder_is_a_tree(
     paths: str, tars: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "empty").mkdir()
-    folder, modes = tmp_path / "folder", {".tgz": "w:gz", ".gz": "w:gz", ".xz": "w:xz"}
+    folder = tmp_path / "folder"
     for path in map(folder.joinpath, paths.split()):
         (path if path.name == "empty" else path.parent).mkdir(parents=True, exist_ok=True)
-        if "tar" in path.name or path.suffix == ".tgz":
-            make_tar(path, SAMPLE, mode=modes.get(path.suffix, "w"))
+        if path.suffix == ".tar":
+            make_tar(path, SAMPLE)
         elif path.name != "empty":
             path.write_bytes(JPEG)
     source: Any = folder
@@ -184,8 +183,10 @@ def test_tars_of_samples_and_of_class_folders_are_distinguished(raw_tree: Path, 
         return scan_of(make_tar(tmp_path / name, files)).classes
 
     assert classes_of("a.tar", {"1.jpg": JPEG, "1.json": b"{}"}) == ()
-    assert classes_of("b.tar", {"x/1.jpg": JPEG, "x/1.json": b"{}", "x/1.txt": b""}) == ("x",)
     assert classes_of("c.tar", {"x/1.jpg": JPEG, "x/1.cls": b"bird"}) == ("bird",)
+    for files in ({"x/1.jpg": JPEG, "x/1.json": b"{}", "x/1.txt": b""}, {"x/1.jpg": JPEG}, {"1.jpg": JPEG}):
+        with pytest.raises(SourceError, match="tar xf"):
+            classes_of("b.tar", files)
     shutil.copytree(raw_tree, tmp_path / "tree")
     make_tar(tmp_path / "tree/x.tar", files_of(raw_tree))
     assert len(scan_of(tmp_path / "tree").samples) == 70, "a tar beside class folders is ignored"

@@ -258,7 +258,7 @@ class Crops:
 
     Attributes:
         stored: size of the stored pictures; None: each has its own.
-        size: size that is served; None: all of each picture, as it is.
+        size: size that is served.
         random: settings of random crops and flips; None: the middle of each picture.
         seed: seed of the random draws.
         views: how many times each picture is drawn.
@@ -266,7 +266,7 @@ class Crops:
     """
 
     stored: Size | None
-    size: Size | None
+    size: Size
     random: RandomAugmentation | None = None
     seed: int = 0
     views: int = 1
@@ -285,19 +285,14 @@ class Crops:
         """
         stored = shapes if self.stored is None else self.stored
         assert stored is not None
-        if self.random is not None and self.size is not None:
+        if self.random is not None:
             keys = np.concatenate([draw_keys(ids, view, places) for view in range(self.views)])
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
             return draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)[:2]
-        boxes: Boxes
-        if self.size is None:
-            assert shapes is not None
-            boxes = np.concatenate((np.zeros_like(shapes), shapes[:, ::-1]), axis=1)
-        else:
-            boxes = centre_boxes(stored, self.size, self.crop_ratio)
-            if (boxes[:, :1:-1] == sides(self.size)).all():
-                boxes = boxes.astype(np.int64)
+        boxes: Boxes = centre_boxes(stored, self.size, self.crop_ratio)
+        if (boxes[:, :1:-1] == sides(self.size)).all():
+            boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 

@@ -212,8 +212,7 @@ class DecodedBatch:
     """Pictures that a backend read for one request.
 
     Attributes:
-        images: uint8 [n, height, width, channels], on the CPU or the loader's device. Pictures that are
-            served whole, each in its own size, are uint8 [bytes], one behind the other. If the backend crops
+        images: uint8 [n, height, width, channels], on the CPU or the loader's device. If the backend crops
             several views, one view is behind the other: [views * n, ...].
         refused: errors of the pictures that could not be decoded, by their slots; `images` has
             the others, in the order of the request.

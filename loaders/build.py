@@ -29,7 +29,7 @@ from loaders.mixture import Mixture, epoch_samples, unite_classes
 from loaders.order import Epochs, MixedEpochs, Order
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
-from loaders.read.host_memory import free_memory
+from loaders.read.main_memory import free_memory
 from loaders.sampling import choose_samples, find_epochs, find_weights
 from loaders.settings import (
     BUILD_HINTS,
@@ -301,7 +301,7 @@ class _SourceOpener:
         is_on_ray = spec.reading.engine == "ray"
         open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
         with self.lane.active():
-            reader = open_cached(partial(open_reader, spec, data), backend, spec, data, work.reader_crops)
+            reader = open_cached(partial(open_reader, spec, data), spec, data, work.reader_crops)
         return Pipeline(spec, data, self.lane, reader, work.late, mean_and_std, work.served_crops)
 
 

@@ -380,15 +380,6 @@ class SplitData:
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
-    def max_sides(self) -> tuple[int, int]:
-        """Largest height and largest width of the stored pictures."""
-        if self.shapes is None:
-            return sides(self.size)
-        shard_sides = None if self.shards is None else self.shards.largest
-        height, width = (self.shapes.values if shard_sides is None else shard_sides).max(axis=0).tolist()
-        return height, width
-
-    @property
     def has_varying_sizes(self) -> bool:
         """Whether each picture has its own size."""
         return self.kind == RAW or self.shapes is not None

@@ -28,7 +28,7 @@ DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint
 NormalizeName: TypeAlias = Literal["dataset", "imagenet"]
 ShuffleName: TypeAlias = Literal["full", "window"]
 Check: TypeAlias = Literal["always", "first-read", "never"]
-CacheName: TypeAlias = Literal["auto", "device", "none", "ram"]
+CacheName: TypeAlias = Literal["device"]
 Last: TypeAlias = Literal["drop", "pad", "partial"]
 
 DType: TypeAlias = DTypeName | torch.dtype
@@ -57,15 +57,11 @@ class Reading:
             sample was right once; `"always"`: whenever it is read, so that a crop is cut out of the whole
             sample; `"never"`. A damaged sample raises SampleError, which names file, id and source, at its
             batch; see `on_error`.
-        cache: where to keep decoded pictures, so that they are not decoded again from the second epoch on.
-            `"ram"`: main memory, one copy for all processes of this user on this host that read the same
-            split; it leaves a tenth of the memory free. Shards of backend `shards` that fit into main memory
-            are not copied, since the system caches their files. `"device"`: memory of the loader's device;
-            it leaves a tenth of what is free. `"auto"`: `"ram"` with at most half of the free memory, or no
-            cache if less than a tenth of the split fits into that. `"none"`: no cache. If a split does not
-            fit, its first samples in stored order are kept and the others are read each time. Order and
-            pixels do not change, except that random crops of backend `dali` are resized by the CPU if they
-            are cached and by DALI if not: 50 dB apart or more.
+        cache: `"device"` keeps decoded pictures of one size in the memory of the GPU, so that from the second
+            epoch on nothing is read or decoded; it leaves a tenth of what is free. If a split does not fit,
+            its first samples in stored order are kept and the others are read each time. Order and pixels do
+            not change. None: no cache; the system caches the files of backend `shards`, which are decoded
+            already.
         memory_bytes: bound on the bytes of a converted folder that sequential reading (`shuffle="window"` or
             False) holds at a time. A window is as many shards as fit twice, since the next window is read
             while one is served. Backend `shards` also keeps the system's cache of the files within the
@@ -92,7 +88,7 @@ class Reading:
     workers: Count = "auto"
     threads: Count = "auto"
     check: Check = "first-read"
-    cache: CacheName = "none"
+    cache: CacheName | None = None
     memory_bytes: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     cache_dir: str | os.PathLike[str] | None = None
@@ -101,6 +97,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         check_names(self)
+        if self.cache is not None:
+            check_choice("cache", self.cache, get_args(CacheName))
         for setting in fields(self):
             name, value = setting.name, getattr(self, setting.name)
             if name in _MIN_VALUES and value != setting.default:
@@ -256,6 +254,11 @@ class LoaderSpec:
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, get_args(ShuffleName))
         check_normalize(self.normalize, self.dtype)
+        if self.reading.cache is not None and self.device.type != "cuda":
+            raise SettingError(
+                f"cache 'device' is the memory of a GPU, and device is {str(self.device)!r}",
+                remedy="leave it out: main memory keeps the files of 'precache convert --format shards'",
+            )
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, count in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _cpus_per_rank() if count == "auto" else count)

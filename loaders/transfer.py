@@ -264,7 +264,6 @@ class FieldReader:
     """
 
     def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
-        assert crops.size is not None
         self._data, self._crops = data, replace(crops, views=1)
         self._index, self._device = data.index, spec.device
         self._rows, self._columns = sides(crops.size)

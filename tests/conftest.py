@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,11 +93,3 @@ def small_recipe(format_name: str, **settings: object) -> Recipe:
     shard_bytes = ROWS_PER_SHARD * STORED_SIZE**2 * 3
     defaults = {"size": STORED_SIZE, "fit": "crop", "resample": "bilinear", "shard_bytes": shard_bytes}
     return Recipe(format=format_name, **{**defaults, **settings})
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _separate_shared_memory() -> Iterator[None]:
-    """Give the caches of this test process names of their own: other processes do not share its damage."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loaders.read.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
-        yield

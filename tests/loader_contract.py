@@ -102,8 +102,7 @@ def check_floats_are_normalised(build: Build) -> None:
         assert images.dtype == torch.uint8, "a function gets the stored pixels"
         return images.clamp_(max=100 + 50 * view)
 
-    several = {"views": 2, "cache": "device"}
-    for settings in ({}, {"augment": "train", **several}, {"augment": darken, **several}):
+    for settings in ({}, {"augment": "train", "views": 2}, {"augment": darken, "views": 2}):
         with build(dtype="uint8", **settings) as integers, build(dtype="float32", **settings) as floats:
             for _ in range(2):
                 for batch, float_batch in zip(integers, floats, strict=True):
@@ -228,14 +227,14 @@ def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> 
             loader.close()
 
 
-def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> None:
+def check_a_cache_changes_nothing_but_the_reading(build: Build) -> None:
     """Check that cached epochs, some of them left midway, equal uncached ones, batch by batch."""
-    with build(batch_size=16) as plain, build(batch_size=16, cache=cache) as cached:
+    with build(batch_size=8) as plain, build(batch_size=8, cache="device") as cached:
         for epoch in range(4):
             for number, (batch, cached_batch) in enumerate(zip(plain, cached, strict=True)):
                 assert torch.equal(batch.ids, cached_batch.ids)
-                assert torch.equal(batch.labels, cached_batch.labels)
-                assert torch.equal(batch.images, cached_batch.images)
+                assert torch.equal(batch.labels.cpu(), cached_batch.labels.cpu())
+                assert torch.equal(batch.images.cpu(), cached_batch.images.cpu())
                 if epoch in (0, 2) and number == 1:
                     break
 

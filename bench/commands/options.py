@@ -33,7 +33,7 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "amp": {"default": "auto", "help": AMP_HELP},
     "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
-    "cache": {"default": "none", "help": "Where later epochs are kept: none, ram or device."},
+    "cache": {"metavar": "device", "help": "Keep decoded pictures in the memory of the GPU."},
     "batch_size": {"default": _DEFAULTS["batch_size"], "help": "Samples per batch."},
     "workers": {"type": int, "help": "Processes or threads of the loader.  [default: one per CPU]"},
     "size": {"default": _DEFAULTS["size"], "help": "Side of the served square, pixels."},

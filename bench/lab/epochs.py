@@ -132,7 +132,6 @@ def command(
 ) -> None:
     """Print images/s of first and later epochs of each loader."""
     reading = loaders.Reading(workers=workers)
-    in_memory = loaders.Reading(workers=workers, cache="ram")
     with temporary_folder() as folder:
         photographs_tree = folder / "photographs"
         make_sample(photographs_tree, images=photographs, classes=16, seed=0, like="imagenet")
@@ -159,12 +158,10 @@ def command(
             "the disk alone": partial(read_disk, squares, samples, 4),
             "squares, `shards`": run_of_build(squares),
             "squares, `shards`, windows": run_of_build(squares, shuffle="window"),
-            'squares, `shards`, `cache="ram"`': run_of_build(squares, reading=in_memory),
             "squares, `shards`, random crops": run_of_build(squares, augment="train"),
             "photographs, `shards`, random crops": run_of_build(whole, augment="train"),
             "squares, two threads that decode JPEG, and nothing else": partial(decode_alone, jpegs, workers),
             "squares, `webdataset`": run_of_build(jpegs),
-            'squares, `webdataset`, `cache="ram"`': run_of_build(jpegs, reading=in_memory),
         }
         if peer_python:
             ffcv, ffcv_imagenet = folder / "ffcv", folder / "ffcv-imagenet"

@@ -263,7 +263,7 @@ class _Turns:
                 fed = partial(run_in_process, measure, replace(settings, trainer=name))
                 planned.append(_PlannedTrial({"what": FED, **key, "trainer": name}, fed))
         # from a full cache nothing is read or decoded
-        if candidate.backend in DECODING_BACKENDS and self.settings.cache == "none":
+        if candidate.backend in DECODING_BACKENDS and self.settings.cache is None:
             data = candidate.data
             stages = partial(run_in_process, time_stages, settings, data.kind, probe_files(data))
             planned.append(_PlannedTrial({"what": STAGES, **key}, stages))

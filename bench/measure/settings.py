@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 
@@ -21,7 +21,6 @@ from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size
 from precache.storage.urls import Location
 
-CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 _CPU = torch.device("cpu")
 LAST: Last = "drop"
@@ -104,7 +103,7 @@ class Settings:
     augment: AugmentName = "eval"
     shuffle: str = "auto"
     check: Check = "first-read"
-    cache: CacheName = "none"
+    cache: CacheName | None = None
     last: Last = LAST
     rank: int | None = None
     world_size: int | None = None
@@ -119,8 +118,9 @@ class Settings:
             check_range("workers", self.workers, 0)
         check_choice("augment", self.augment, AUGMENTATIONS)
         check_choice("shuffle", self.shuffle, SHUFFLES)
-        check_choice("cache", self.cache, CACHES)
-        if self.cold and self.cache != "none":
+        if self.cache is not None:
+            check_choice("cache", self.cache, get_args(CacheName))
+        if self.cold and self.cache is not None:
             raise SettingError(
                 f"cache {self.cache!r} is full before anything is timed, so no file is read from a cold page "
                 f"cache",
@@ -169,7 +169,7 @@ class Settings:
         )
 
     def _open_imagefolder(self) -> TrialLoader:
-        for name, value, default in (("cache", self.cache, "none"), ("last", self.last, LAST)):
+        for name, value, default in (("cache", self.cache, None), ("last", self.last, LAST)):
             if value != default:
                 raise SettingError(
                     f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none"

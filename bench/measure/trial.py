@@ -110,7 +110,7 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
             batches = repeat_epochs(loader)
             first_batch = next(batches)
             first_batch_s = time.perf_counter() - start_s
-            if settings.first_epoch or settings.cache != "none":
+            if settings.first_epoch or settings.cache is not None:
                 for _ in range(len(loader) - 1):
                     next(batches)
             batches = itertools.chain([first_batch], batches)

@@ -29,7 +29,7 @@ LIMIT = "gather"
 QUESTION = "Does the trainer wait for data?"
 _DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
 """Backends that decode JPEGs."""
-_DEFAULTS = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
+_DEFAULTS = {"shuffle": "auto", "cache": None, "compiled": False, "amp": "off"}
 
 
 def make_result(
@@ -284,7 +284,7 @@ def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[
     if (
         str(data.get("name")).startswith(RAW_TREE)
         or loader["backend"] == SYNTHETIC
-        or settings.get("cache", "none") != "none"
+        or settings.get("cache") is not None
     ):
         return {}
     values = {}
@@ -319,7 +319,7 @@ def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mappi
     """Name the stage to which that part of the loader's time belongs that no timed stage explains."""
     if "read_images_per_s" in row.values:
         return "collate"
-    is_cached = settings.get("cache", "none") != "none"
+    is_cached = settings.get("cache") is not None
     stage = "decode" if loader["backend"] in _DECODERS and not is_cached else "collate"
     alone = index.find(LOADER, **loader)
     assert alone is not None, "the row has it"

@@ -6,8 +6,8 @@
     sequential   opens whole shards ahead of their use, and fetches those at a URL
     blocks       reads files that fit into memory ahead of their use, in huge pages
     integrity    compares samples with their checksums
-    cache        a reader that caches decoded pictures
-    host_memory  memory that all ranks of a host share
+    cache        a reader that caches decoded pictures in the GPU's memory
+    main_memory  main memory that is free for this process
     ray_reader   runs a backend on the nodes of a Ray cluster
 
 A backend is a function that opens a `Reader` over a split. If it needs an optional package that is not

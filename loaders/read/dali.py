@@ -79,7 +79,6 @@ class DaliReader:
         self._to_repeat.clear()
         pipeline = self._build()
         outputs = BorrowedTensors()
-        whole = self._crops.size is None
         try:
             while True:
                 try:
@@ -90,10 +89,7 @@ class DaliReader:
                     self._remove_refused(error)
                     pipeline = self._build()
                 else:
-                    if whole:
-                        pictures = [outputs.take(picture).flatten() for picture in views[0]]
-                    else:
-                        pictures = [outputs.take(view.as_tensor()) for view in views]
+                    pictures = [outputs.take(view.as_tensor()) for view in views]
                     served = pictures[0] if len(pictures) == 1 else torch.cat(pictures)
                     batch = self._in_pipeline.popleft()
                     if len(batch.refused) == len(batch.pictures):  # `served` is the pixel of _BLACK
@@ -124,7 +120,7 @@ class DaliReader:
         )
         with pipeline:
             box = [types.FLOAT] * 2 if self._crops.random is None else [types.INT32] * 3
-            views = 0 if self._crops.size is None else self._crops.views
+            views = self._crops.views
             encoded, *boxes = fn.external_source(
                 source=lambda: this()._next_input(),  # type: ignore[union-attr]  # alive while it runs
                 num_outputs=1 + views * len(box),
@@ -147,7 +143,7 @@ class DaliReader:
                 for view in range(views):
                     first = view * len(box)
                     parts.append(self._cut_out(decoded, boxes[first : first + len(box)]))
-                pipeline.set_outputs(*(parts or [decoded]))
+                pipeline.set_outputs(*parts)
         try:
             pipeline.build()
         except RuntimeError:
@@ -172,7 +168,6 @@ class DaliReader:
         """Add to a pipeline under construction: `pictures`, or a region of them, in the served size."""
         from nvidia.dali import fn, types
 
-        assert self._crops.size is not None
         size = sides(self._crops.size)
         return fn.resize(pictures, size=size, interp_type=types.INTERP_LINEAR, antialias=True, **region)
 
@@ -228,8 +223,6 @@ class DaliReader:
             together with its surroundings. For each view of random crops three lists: where it starts,
             (y, x), int32; its (height, width), int32; whether it is mirrored, int32.
         """
-        if self._crops.size is None:
-            return []
         ids, count = self._data.ids[request.positions], len(shapes)
         boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
         corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]

@@ -142,7 +142,8 @@ class _Filling:
     Attributes:
         boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
             the other.
-        spaces: the memory of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
+        images: memory of the batch, uint8 [n, height, width, bytes], in the order of `boxes`.
+        spaces: the same memory, as an array.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         helpers: the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
@@ -152,7 +153,7 @@ class _Filling:
     boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
-    spaces: Pixels | list[Pixels]
+    spaces: Pixels
     parts: Iterator[range]
     helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
@@ -178,9 +179,7 @@ class BatchFiller:
         self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
-        self._buffers: BufferPool | None = None
-        if crops.size is not None:
-            self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
+        self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
         # The thread that calls `fill` is one of them.
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -220,41 +219,25 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
-        request, stored = pictures.request, self._crops.stored
+        request = pictures.request
         ids = self._data.ids[request.positions]
-        if stored is None:
-            varying = pictures.shapes
-            if varying is None:
-                varying = self._data.shapes_at(request.positions)
-            shapes = [(height, width) for height, width in varying.tolist()]
+        shapes = pictures.shapes
+        if self._crops.stored is None and shapes is None:
+            shapes = self._data.shapes_at(request.positions)
+        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
+        samples = len(ids) * self._crops.views
+        if self._memory is None:
+            images = self._buffers.take(samples)
         else:
-            varying, shapes = None, [sides(stored)] * len(ids)
-        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, varying, request.places)
-        images, spaces = self._allocate(shapes * self._crops.views)
+            images = torch.from_numpy(self._memory[:samples])
         slots = range(len(ids))
         max_part = _PICTURES_PER_CALL if pictures.in_memory else 1
         part_size = max(1, min(max_part, len(ids) // self._threads))
         parts = [slots[start : start + part_size] for start in slots[::part_size]]
-        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, spaces, iter(parts))
+        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, images.numpy(), iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_parts, filling))
         return filling
-
-    def _allocate(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
-        """Memory for a batch of pictures of these `shapes`: `images` and `spaces` of `_Filling`."""
-        if self._memory is not None:
-            spaces = self._memory[: len(shapes)]
-            return torch.from_numpy(spaces), spaces
-        if self._buffers is not None:
-            images = self._buffers.take(len(shapes))
-            return images, images.numpy()
-        channels = self._data.pixel_bytes
-        lengths = [height * width * channels for height, width in shapes]
-        images = torch.empty(sum(lengths), dtype=torch.uint8)
-        parts = torch.split(images, lengths)
-        return images, [
-            part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
-        ]
 
     def _finish(self, filling: _Filling, later_fillings: Iterable[_Filling] = ()) -> DecodedBatch:
         """Help to fill a batch until it is done, and later ones while other threads fill its last parts."""
@@ -280,11 +263,7 @@ class BatchFiller:
         if errors := filling.errors:
             samples = len(filling.boxes) // self._crops.views
             decoded = np.array([slot not in errors for slot in range(samples)])
-            if isinstance(filling.spaces, np.ndarray):
-                images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
-            else:
-                pictures = [space.ravel() for space, ok in zip(filling.spaces, decoded, strict=True) if ok]
-                images = torch.from_numpy(np.concatenate([images.numpy()[:0], *pictures]))
+            images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
         return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
     def _fill_parts(self, filling: _Filling) -> None:
@@ -307,7 +286,7 @@ class BatchFiller:
                 filling.errors[slot] = wrong
         for view_start in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
             numbers = [view_start + slot for slot in pictures]  # in `boxes`
-            spaces = filling.spaces[view_start + part.start : view_start + part.stop]
+            spaces: Pixels | list[Pixels] = filling.spaces[view_start + part.start : view_start + part.stop]
             if len(numbers) < len(part):
                 spaces = [filling.spaces[number] for number in numbers]
             boxes = [filling.boxes[number] for number in numbers]

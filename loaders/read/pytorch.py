@@ -47,9 +47,9 @@ class ProcessesReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         buffers = 0
-        if multiprocessing.get_start_method() == "fork" and crops.size is not None:
+        if multiprocessing.get_start_method() == "fork":
             buffers = spec.workers * _AHEAD_PER_WORKER + _SERVED_BUFFERS
-        self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size or 1)
+        self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
         self._sampler = _Sampler(self._buffers)
         self._loader: DataLoader[Any] = DataLoader(
             _RawTree(data, crops, spec.batch_size, self._buffers.memory),

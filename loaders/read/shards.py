@@ -13,10 +13,10 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.read import host_memory
 from loaders.read.blocks import BlockReader, advise, is_cached, map_pages, prefer_blocks
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
+from loaders.read.main_memory import has_room
 from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, OpenFilesError, shell_command
@@ -142,7 +142,7 @@ class ShardsReader:
         self._reads_blocks = (
             not self._sequential
             and data.remote is None
-            and host_memory.has_room(split_bytes)
+            and has_room(split_bytes)
             and len(data.files) <= _MAX_MAPS
         )
         self._max_open = _MAX_OPEN if data.remote is None else _MAX_OPEN_OF_URL

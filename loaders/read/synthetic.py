@@ -22,22 +22,15 @@ class SyntheticReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator("cpu").manual_seed(spec.seed)
-        self._whole = crops.size is None
-        size = data.max_sides if crops.size is None else sides(crops.size)
-        shape = (spec.batch_size * crops.views, *map(int, size), data.pixel_bytes)
+        shape = (spec.batch_size * crops.views, *sides(crops.size), data.pixel_bytes)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
         self._noise = noise.to(spec.device)
-        self._data = data
         self._views = crops.views
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
-            noise = self._noise[: len(request.positions) * self._views]
-            if self._whole:
-                pixels = int(self._data.shapes_at(request.positions).prod(axis=1).sum())
-                noise = noise.flatten()[: pixels * self._data.pixel_bytes]
-            yield DecodedBatch(noise)
+            yield DecodedBatch(self._noise[: len(request.positions) * self._views])
 
     def close(self) -> None:
         """Free nothing: there are no threads or files."""

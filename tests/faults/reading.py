@@ -51,7 +51,6 @@ _ALL: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("shards", "shards", {"on_error": "skip"}),
     ("shards", "shards", {"shuffle": "window"}),
     ("shards", "shards", {"shuffle": False}),
-    ("shards", "shards", {"cache": "ram"}),
     ("webdataset", "webdataset", {}),
     ("webdataset", "webdataset", {"on_error": "skip"}),
     ("dali", "raw", {}),

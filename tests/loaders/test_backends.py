@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from loaders.dataset import open_split
@@ -15,7 +15,7 @@ from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests import sampling_contract
 from tests.building import build_loader
-from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
+from tests.conftest import RECTANGLE, STORED_SIZE
 from tests.loaders.ray_nodes import ON_RAY
 
 RAW_SIZE = 40
@@ -140,12 +140,15 @@ def test_set_size_serves_the_next_epoch_in_another_size(opened: BackendCase) -> 
     sampling_contract.check_set_size(opened.build, (opened.size, half))
 
 
-@pytest.mark.parametrize("cache", ["ram", "device"])
-def test_a_cache_changes_no_order_and_no_pixels(opened: BackendCase, cache: str) -> None:
-    weights = np.arange(IMAGES) % 3 if cache == "ram" else None  # a third never comes
-    contract.check_a_cache_changes_nothing_but_the_reading(partial(opened.build, weights=weights), cache)
-    if cache == "ram" and not opened.is_raw:
-        sampling_contract.check_views(partial(opened.build, cache=cache))
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_cache_changes_no_order_and_no_pixels(case: Case, folders: dict[str, Path]) -> None:
+    """Without a GPU, `tests/cuda/test_cache.py` tests it on a simulated one."""
+    opened = BackendCase(case, folders, "cuda")
+    contract.check_a_cache_changes_nothing_but_the_reading(opened.build)
+    if not opened.is_raw:
+        sampling_contract.check_views(partial(opened.build, cache="device"))
 
 
 def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path) -> None:

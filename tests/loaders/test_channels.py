@@ -72,7 +72,7 @@ def are_equal(a: Pictures, b: Pictures) -> bool:
 def test_the_centre_is_served_as_it_is_stored(stored: ChannelShards) -> None:
     centres = {i: middle(picture, SIZE) for i, picture in stored.pictures.items()}
     assert {centre.shape for centre in centres.values()} == {(SIZE, SIZE, stored.channels)}
-    for settings in ({}, {"cache": "ram"}, {"shuffle": "window"}, {"check": "never"}):
+    for settings in ({}, {"shuffle": "window"}, {"check": "never"}):
         assert are_equal(stored.served(**settings), centres)
 
 
@@ -86,12 +86,6 @@ def test_each_channel_is_resized_as_by_pillow(stored: ChannelShards) -> None:
             whole = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
             difference = np.abs(served[sample_id][..., number] - middle(whole, 16))
             assert difference.max() <= 1.01 * stored.max_value / 255
-
-
-def test_random_crops_are_the_same_from_a_cache(stored: ChannelShards) -> None:
-    for augment in ("train", "crop"):
-        plain = stored.served(augment=augment, seed=5)
-        assert are_equal(stored.served(augment=augment, seed=5, cache="ram"), plain)
 
 
 def test_floats_are_normalised_by_channel(stored: ChannelShards) -> None:

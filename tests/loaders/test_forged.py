@@ -108,7 +108,6 @@ USES: dict[str, Callable[[Path], object]] = {
     "full": partial(load, shuffle="full"),
     "window": partial(load, shuffle="window", augment="train"),
     "in order": partial(load, shuffle=False, augment="crop", on_error="skip"),
-    "cache": partial(load, cache="ram"),
     "one by one": read_one_by_one,
     "verify": verify,
     "inspect": inspect,

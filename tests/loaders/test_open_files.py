@@ -71,12 +71,8 @@ def test_open_files_do_not_grow_with_the_number_of_shards(
         assert sorted(ids_of([first, *batches])) == ALL_IDS
 
 
-@pytest.mark.parametrize(
-    "settings", [{"cache": "ram"}, {"memory_bytes": 1 << 30, "shuffle": "window"}], ids=str
-)
-def test_open_files_stay_few_with_a_cache_or_memory_bytes(
-    settings: dict[str, Any], scattered: dict[str, Path]
-) -> None:
+def test_open_files_stay_few_with_memory_bytes(scattered: dict[str, Path]) -> None:
+    settings: dict[str, Any] = {"memory_bytes": 1 << 30, "shuffle": "window"}
     with free_files(30), build_loader(scattered["shards"], size=16, **settings) as loader:
         assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == ALL_IDS
 

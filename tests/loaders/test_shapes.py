@@ -16,7 +16,7 @@ from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.pictures.jpeg import psnr
 from tests.building import build_loader
-from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
+from tests.conftest import RECTANGLE, STORED_SIZE, small_recipe
 from tests.loaders.cases import CONVERTED_CASES
 from tests.loaders.test_augment import by_id, largest_gap
 
@@ -79,22 +79,6 @@ def test_small_pictures_are_enlarged_or_have_black_around_them(
                 distance = max(distance, psnr(picture, expected[:, ::-1]))
             min_distance = 50 if augment is None else 1000
             assert distance > (min_distance if kind == "shards" else 34)
-
-
-def test_caches_with_other_crop_ratios_are_not_mixed_up(raw_tree: Path, shaped: dict[str, Path]) -> None:
-    """Two loaders at a time do not share pictures that are cut out differently."""
-    for path in (raw_tree, shaped["keep-shards"], shaped["keep-webdataset"]):
-        settings: dict[str, Any] = {"size": 32, "shuffle": False, "workers": 1, "batch_size": IMAGES}
-        plain = [served(path, crop_ratio=ratio, **settings) for ratio in (1.0, 0.8)]
-        with (
-            build_loader(path, crop_ratio=1.0, cache="ram", **settings) as all_of_it,
-            build_loader(path, crop_ratio=0.8, cache="ram", **settings) as part_of_it,
-        ):
-            for _ in range(2):
-                for loader, expected in zip((all_of_it, part_of_it), plain, strict=True):
-                    images = by_id(list(loader))
-                    pictures = {i: image.permute(1, 2, 0).numpy() for i, image in images.items()}
-                    assert are_equal(pictures, expected)
 
 
 def test_shards_of_another_shape_than_the_index_says_are_refused(

@@ -57,7 +57,7 @@ def test_removed_samples_are_not_served_and_added_ones_are(
     def build(**settings: Any) -> Any:
         return build_loader(out, **{"backend": backend, "batch_size": 8, "workers": 1, **settings})
 
-    for settings in ({}, {"shuffle": "window"}, {"shuffle": False}, {"cache": "ram"}):
+    for settings in ({}, {"shuffle": "window"}, {"shuffle": False}):
         with build(**settings) as loader:
             assert (loader.samples, len(loader.dataset)) == (len(labels), len(labels))
             assert loader.classes[-1] == "000.new"

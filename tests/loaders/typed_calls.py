@@ -33,7 +33,9 @@ loaders.build(folder, augment=darken, normalize=((0.5, 0.5, 0.5), [0.25] * 3))
 loaders.build(folder, augment=lambda images, ids, epoch: images, normalize=(np.zeros(3), torch.ones(3)))
 loaders.build(folder, augment=None, shuffle=False, normalize=None, serving=Serving(views=2, crop_ratio=1))
 loaders.build(folder, sampling=Sampling(last="drop", weights="balanced"), ranks=Ranks(rank=0, world_size=1))
-loaders.build(folder, reading=Reading(workers=2, cache="ram", check="never", on_error="skip", engine="ray"))
+loaders.build(
+    folder, reading=Reading(workers=2, cache="device", check="never", on_error="skip", engine="ray")
+)
 loaders.build(folder, precache="data/while", recipe=Recipe(format="shards"))
 loaders.ImageDataset("photos", split="val", transform=lambda picture: picture, decode="tensor")
 images: torch.Tensor = next(iter(loaders.build(folder))).images

@@ -149,8 +149,8 @@ def test_imagefolder_is_measured_with_torchvisions_own_recipe(raw_tree: Path) ->
 
 
 def test_imagefolder_refuses_a_cache(raw_tree: Path) -> None:
-    with pytest.raises(SettingError, match="'ram'"):
-        quick(cache="ram").for_loader("imagefolder", raw_tree, 5).open_loader(torch.uint8)
+    with pytest.raises(SettingError, match="'device'"):
+        quick(cache="device").for_loader("imagefolder", raw_tree, 5).open_loader(torch.uint8)
 
 
 def test_imagefolder_serves_float32_and_no_picture_twice(raw_tree: Path) -> None:

@@ -53,13 +53,13 @@ def test_measure_trainer_times_steps_and_counts_no_ids() -> None:
     assert min(trial.series["step_s"]) >= 8 / 2000
 
 
-def test_a_cache_is_full_before_the_first_timed_batch(
+def test_a_first_epoch_is_served_before_the_first_timed_batch(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer gets the first batch, and then batches of the second epoch, which come from the cache."""
+    """The trainer gets the first batch, and then batches of the second epoch."""
     batch_ids: list[list[int]] = []
     monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: batch_ids.append(batch.ids.tolist()))
-    measure(shards(converted, cache="ram"))
+    measure(shards(converted, first_epoch=True))
     with build_loader(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
         first_epoch, second_epoch = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
     assert batch_ids == [first_epoch[0], *second_epoch[: 1 + 4]]

@@ -26,7 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"shuffle": "window"},
     {"shuffle": False, "size": 40},
     {"size": 40, "augment": "crop"},
-    {"cache": "ram", "size": 40, "augment": "train"},
+    {"size": 40, "augment": "train"},
 ]
 CASES = [*CONVERTED_CASES, *backend_params(("shards", "keep-shards"), ("dali", "keep-dali"))]
 

@@ -10,8 +10,8 @@ TWO    := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart notebook test test-pillow test-frameworks gpu lint clean
 
-# Pillow-SIMD in the place of Pillow, by the command of `precache doctor`: both provide the package PIL. It comes
-# last, because pip puts Pillow back whenever it installs something that asks for it.
+# Pillow-SIMD in the place of Pillow, by `pillow_install_command`: both provide the package PIL. It comes last,
+# because pip puts Pillow back whenever it installs something that asks for it.
 define PILLOW_SIMD
 @put() { \
 	line=$$($(BIN)/python -c "from precache.packages import pillow_install_command; print(pillow_install_command('$$1'))") \
@@ -24,7 +24,7 @@ then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=n
 	after=$$($(BIN)/python -c '$(KINDS_LOST)'); \
 	test "$$before" = "$$after" || echo "Programs run with $(VENV)/bin/python can no longer open $$after: Pillow-SIMD was compiled" \
 		"without their headers. Install those, and run 'make -B $(VENV)/.installed', or 'make -B SIMD=no $(VENV)/.installed'."; \
-	$(BIN)/python -m precache doctor | grep '^pillow '; \
+	$(BIN)/python -m precache --version; \
 else put pillow \
 	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \
 		"and the headers of libjpeg and zlib; $(VENV)/pillow-simd.log says what is missing."; \

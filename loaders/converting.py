@@ -35,7 +35,7 @@ from precache.errors import (
     printable,
     shell_command,
 )
-from precache.imports import child_environment
+from precache.packages import child_environment
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import changed_pictures
 from precache.sources.splits import is_list_file

@@ -18,7 +18,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.packages import check_package, check_pillow, pillow_fault
+from precache.packages import check_package, pillow_fault
 
 try:
     from precache.conversion.check import CheckReport, check
@@ -29,14 +29,15 @@ try:
     from precache.recipe import Recipe
     from precache.sources import Source, SourceOptions, open_source
 except ImportError as error:
-    if pillow_fault() is None:
+    fault = pillow_fault()
+    if fault is None:
         check_package(error, "precache")
         raise
     if not TYPE_CHECKING:
 
-        def __getattr__(name: str) -> object:  # fail at the first use, so that `precache doctor` still runs
+        def __getattr__(name: str) -> object:  # fail at the first use, so that the commands say it in a line
             if name in __all__:
-                check_pillow()
+                raise fault
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

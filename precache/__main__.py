@@ -1,28 +1,17 @@
-"""The command `precache`, also run as `python -m precache`; without a working PIL, only its `doctor` runs."""
+"""The command `precache`, also run as `python -m precache`."""
 
 import sys
 from pathlib import Path
 
-import click
-
-from precache.cli import commandline
-from precache.cli.doctor import doctor_command
-from precache.packages import check_pillow, pillow_fault
-
-
-class _DoctorOnly(commandline.Group):
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return `doctor`; for any other name, raise the error that says how to repair Pillow."""
-        if cmd_name != doctor_command.name:
-            check_pillow()
-        return super().get_command(ctx, cmd_name)
+from precache.packages import pillow_fault
 
 
 def entry_point() -> None:
     """Run the console script."""
-    if pillow_fault():
-        main = _DoctorOnly(name="precache", commands=[doctor_command])
-        sys.exit(commandline.run(main, "precache"))
+    fault = pillow_fault()
+    if fault is not None:
+        print(f"precache: error: {fault}", file=sys.stderr)
+        sys.exit(2)
     from precache.cli import main as cli
 
     cli.entry_point()

@@ -1,16 +1,19 @@
-"""Look up optional packages without importing them, and give the commands that install them."""
+"""Find packages: the versions of optional ones, the commands that install them, and what hides them."""
 
+import os
 import shlex
 import sys
-from dataclasses import dataclass
+import sysconfig
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from precache.errors import MissingDependencyError
-from precache.imports import OUR_PACKAGES, hiding_error, hiding_files
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """Builds of DALI for CUDA 12 and CUDA 13, with the same modules."""
-_CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+_OUR_PACKAGES = ("bench", "loaders", "precache")
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def installed_version(package: str) -> str | None:
@@ -21,24 +24,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def dali_package(driver: str | None = None) -> str:
-    """Return the installed build of DALI, else the one for this version of the driver, else for CUDA 12."""
-    for name in DALI:
-        if installed_version(name):
-            return name
-    major = (driver or "").partition(".")[0]
-    supports_cuda_13 = major.isdigit() and int(major) >= _CUDA_13_DRIVER
-    return DALI[1] if supports_cuda_13 else DALI[0]
-
-
 def install_command(extra: str) -> str:
     """Return the command line that installs precache's `extra` into the running Python."""
-    return pip_command(f"precache[{extra}]")
+    return _pip_command(f"precache[{extra}]")
 
 
-def pip_command(*arguments: str) -> str:
-    """Return the command line that installs `arguments` into the running Python."""
-    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+def _pip_command(requirement: str) -> str:
+    return shlex.join([sys.executable, "-m", "pip", "install", requirement])
 
 
 def check_package(error: ImportError, user: str, extra: str = "") -> None:
@@ -49,15 +41,47 @@ def check_package(error: ImportError, user: str, extra: str = "") -> None:
         extra: the extra that installs it; by default precache itself does.
     """
     name = (error.name or "").partition(".")[0]
-    # an installed package that fails to import may have imported a file of the working folder instead
-    hiding = hiding_files(sys.path, [name] if isinstance(error, ModuleNotFoundError) else ())
-    if hiding:
-        raise hiding_error(hiding, f"{user}: {error}") from None
-    if name and name not in OUR_PACKAGES:
-        command = install_command(extra) if extra else pip_command("precache")
+    hiding = _hiding_path(name)
+    if hiding is not None:
+        raise MissingDependencyError(
+            f"{user}: {error}; {hiding} hides the package {name}",
+            remedy="rename it, or run from another folder",
+        ) from None
+    if name and name not in _OUR_PACKAGES:
+        command = install_command(extra) if extra else _pip_command("precache")
         raise MissingDependencyError(
             f"{user} needs the package {name} ({error})", remedy=f"run: {command}"
         ) from None
+
+
+def _hiding_path(name: str) -> Path | None:
+    """Return the user's own file or folder that Python imports as `name`; None if it is an installed one."""
+    spec = PathFinder.find_spec(name) if name else None
+    if spec is None:
+        return None
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    path = Path(places[0]).resolve()
+    path = path.parent if path.name == "__init__.py" else path
+    standard_library = Path(sysconfig.get_path("stdlib")).resolve()
+    is_ours = path.parent == _ROOT and name in _OUR_PACKAGES
+    return None if is_ours or _is_installed(path) or path.is_relative_to(standard_library) else path
+
+
+def _is_installed(path: Path) -> bool:
+    return any(part in ("site-packages", "dist-packages") for part in path.parts)
+
+
+def child_environment() -> dict[str, str]:
+    """Return an environment in which Python finds our packages, and imports nothing of its working folder.
+
+    Python 3.10 ignores PYTHONSAFEPATH, and still looks in the working folder.
+    """
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    if not _is_installed(_ROOT):
+        inherited = os.environ.get("PYTHONPATH")
+        others = [entry for entry in inherited.split(os.pathsep) if entry != str(_ROOT)] if inherited else []
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *others])
+    return environment
 
 
 def pillow_install_command(name: str) -> str:
@@ -75,26 +99,12 @@ def pillow_install_command(name: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PillowFault:
-    """The reason why PIL cannot be imported, and the command line that repairs it."""
-
-    problem: str
-    command: str
-
-
-def pillow_fault() -> PillowFault | None:
-    """Return why PIL cannot be imported; None if it can."""
+def pillow_fault() -> MissingDependencyError | None:
+    """Return the error that says why PIL cannot be imported, and how to repair it; None if it can."""
     try:
         from PIL import Image, features  # noqa: F401
     except Exception as error:  # a package that lacks files may raise anything
         name = "pillow-simd" if installed_version("pillow-simd") else "pillow"
-        return PillowFault(f"Pillow is missing or broken ({error})", pillow_install_command(name))
+        remedy = f"run: {pillow_install_command(name)}"
+        return MissingDependencyError(f"Pillow is missing or broken ({error})", remedy=remedy)
     return None
-
-
-def check_pillow() -> None:
-    """Raise MissingDependencyError if PIL cannot be imported."""
-    fault = pillow_fault()
-    if fault is not None:
-        raise MissingDependencyError(fault.problem, remedy=f"run: {fault.command}")

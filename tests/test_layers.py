@@ -33,7 +33,7 @@ def files(package: str) -> list[Path]:
 
 
 FLOORS = {
-    "precache": "errors | imports | packages reporting | storage | pictures | recipe page | formats | dataset"
+    "precache": "errors | packages reporting | storage | pictures | recipe page | formats | dataset"
     " | sources | plan engines | example_data sharing | conversion | cli",
     "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
     " | converting mixture frameworks | image_dataset | loader | build | examples",

@@ -363,10 +363,9 @@ def _with_rejects(conversions: Conversions, sample: Trial, images: int) -> Conve
     if sample.numbers["undecodable"] > USUAL_REJECTS * sample.numbers["taken"]:
         raise SettingError(
             f"{sample.numbers['undecodable']:,.0f} of {sample.numbers['taken']:,.0f} pictures that were "
-            f"tried may be intact, first {sample.facts['undecodable']}: this Pillow has no decoder for that "
-            f"kind",
-            remedy=f"install one, by the command that 'precache doctor' prints, or leave them out with "
-            f"--max-rejects {share}",
+            f"tried may be intact, for this Pillow has no decoder of their kind: first "
+            f"{sample.facts['undecodable']}",
+            remedy=f"or leave them out with --max-rejects {share}",
         )
     note(f"Up to {share} of the pictures may be left out as damaged, by what the sample has: --max-rejects.")
     return replace(conversions, max_rejects=share)

@@ -16,7 +16,7 @@ import torch
 from bench.measure.child import Outcome, run_and_send
 from precache.engines.processes import set_environment
 from precache.errors import SettingError, WorkerError
-from precache.imports import child_environment
+from precache.packages import child_environment
 
 T = TypeVar("T")
 _OUT_OF_MEMORY_TEXTS = (

@@ -35,7 +35,7 @@ from bench.report.result import Result, Trial
 from loaders.batch import Batch
 from precache.engines import available_cpus
 from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
-from precache.imports import child_environment
+from precache.packages import child_environment
 from precache.reporting import Progress, no_progress
 from precache.storage.staging import temporary_folder
 

@@ -46,6 +46,7 @@ from precache.errors import (
     WorkerError,
     check_choice,
 )
+from precache.pictures.kinds import decoder_remedy
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
@@ -306,7 +307,7 @@ def _make_sample_trial(scan: Scan, trees: Trees) -> Trial:
         facts["damaged"] = f"{path}: {reason}"
     if trees.undecodable:
         path, kind = next(iter(trees.undecodable.items()))
-        facts["undecodable"] = f"{path} ({kind})"
+        facts["undecodable"] = f"{path} ({kind}); {decoder_remedy(kind)}"
     if not isinstance(scan.root, Url):
         faults = imagefolder.find_faults(scan, trees.paths)
         facts["refused"] = " ".join(faults.sentences())

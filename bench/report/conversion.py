@@ -122,7 +122,7 @@ def _answer(
     rate = precache_row.values["converted_images_per_s"].median
     remedy = _REMEDIES.get(slowest.name, "")
     if slowest.name == "resize" and machine["pillow_flavour"] == "pillow":
-        remedy = ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
+        remedy = ": Pillow-SIMD resizes faster (precache/README.md has the command)"
     first = [
         f"Converting reaches {rate:,.0f} images/s, start-up included.",
         f"{slowest.name.capitalize()} takes {percent(slowest.values['time_share'].median)} of a worker's "

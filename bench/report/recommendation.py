@@ -147,8 +147,8 @@ def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
         )
     if numbers["undecodable"]:
         sentences.append(
-            f"{numbers['undecodable']:,.0f} of them may be intact, first {sample.facts['undecodable']}: this "
-            f"Pillow has no decoder for that kind; 'precache doctor' prints the command that installs one."
+            f"{numbers['undecodable']:,.0f} of them may be intact, for this Pillow has no decoder of their "
+            f"kind: first {sample.facts['undecodable']}."
         )
     if "refused" in sample.facts:
         sentences.append(sample.facts["refused"])

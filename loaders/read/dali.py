@@ -31,7 +31,7 @@ from loaders.read.decoding import Encoded, EncodedBatch, EncodedPictures
 from loaders.settings import LoaderSpec
 from loaders.threads import check_exit
 from precache.errors import DatasetError, ImageError, MissingDependencyError
-from precache.packages import dali_package
+from precache.packages import install_command
 from precache.pictures.sizes import sides
 from precache.storage import check_can_open
 
@@ -57,8 +57,8 @@ class DaliReader:
         except ImportError as error:
             raise MissingDependencyError(
                 "backend 'dali' needs NVIDIA DALI",
-                remedy=f"install it with 'pip install {dali_package()}', or the build that 'precache doctor' "
-                "names",
+                remedy=f"run: {install_command('dali')}, or for a driver of CUDA 13 or later: "
+                f"{install_command('dali-cuda13')}",
             ) from error
         self._spec = spec
         self._data = data

@@ -40,8 +40,7 @@ from precache.errors import (
     printable,
     similar_name,
 )
-from precache.imports import OUR_PACKAGES, hiding_error, hiding_files
-from precache.packages import check_package, check_pillow
+from precache.packages import check_package, pillow_fault
 from precache.storage.urls import Location, local_path, locate
 
 STDOUT = Path("-")
@@ -160,12 +159,12 @@ class Group(click.Group):
 
 def _import_command(module: str, program: str) -> click.Command:
     """Return the command of `module`; MissingDependencyError if a package of its extra is missing."""
-    if hiding := hiding_files(sys.path, OUR_PACKAGES):
-        raise hiding_error(hiding)
     try:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
-        check_pillow()
+        fault = pillow_fault()
+        if fault is not None:
+            raise fault from None
         if not isinstance(error, MissingDependencyError):
             check_package(error, program, module.partition(".")[0])
         raise
@@ -238,8 +237,6 @@ def _explain(error: Exception, program: str) -> Exception:
             check_package(error, program, "bench" if "bench" in sys.modules else "")
         except MissingDependencyError as missing:
             return missing
-    if hiding := hiding_files(sys.path):
-        return hiding_error(hiding, f"{type(error).__name__}: {error}")
     return error
 
 

@@ -1,9 +1,10 @@
-"""The group `precache`, with its smaller commands; `convert`, `checks` and `doctor` hold the others.
+"""The group `precache`, with its smaller commands; `convert` and `checks` hold the others.
 
 Modules that only one command needs are imported in it.
 """
 
 import logging
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
 from precache.cli.commandline import LocalPath, note
 from precache.cli.convert import DATA, RAW, convert
-from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
 from precache.reporting import human_bytes, quantity
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DATA", "FIRST", "OF_BENCH", "RAW", "convert", "entry_point", "main"]
 
-FIRST = ("convert", "auto", "verify", "inspect", "doctor")
+FIRST = ("convert", "auto", "verify", "inspect", "check")
 """Commands that a newcomer needs, in this order."""
 OF_BENCH = {"auto": "bench.commands.auto"}
 """Name -> module of each command that measures, and so needs torch."""
@@ -33,7 +33,14 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
-@click.version_option(precache.__version__, prog_name="precache")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    help="Show the versions of precache and its decoders, and exit.",
+    callback=lambda context, _, is_given: _show_versions(context) if is_given else None,
+)
 def main() -> None:
     """Convert pictures, once, into datasets that do not keep a GPU waiting.
 
@@ -42,6 +49,20 @@ def main() -> None:
     precache verify data/shards
     """
     logging.basicConfig(format="WARNING: %(message)s")  # shows this level and those above it
+
+
+def _show_versions(context: click.Context) -> None:
+    from precache.pictures import kinds
+
+    versions = kinds.decoder_versions()
+    flavour, jpeg = versions.pop("pillow_flavour"), versions.pop("pillow_jpeg")
+    decoders = [f"{flavour} {versions.pop('pillow')} with {jpeg}"]
+    decoders += [f"{name} {version}" for name, version in versions.items()]
+    click.echo(f"precache {precache.__version__}, python {platform.python_version()}, {', '.join(decoders)}")
+    unreadable = kinds.kinds_without_decoder()
+    readable = ", ".join(kind for kind in kinds.KINDS if kind not in unreadable)
+    click.echo(f"reads {readable}{'; not ' if unreadable else ''}{', '.join(unreadable)}")
+    context.exit()
 
 
 @main.command(name="sample")
@@ -106,7 +127,7 @@ def _transfer_text(transfer: "Transfer", verb: str) -> str:
     return f"{files}; {verb}: {transfer.sent_files:,}, {human_bytes(transfer.sent_bytes)}"
 
 
-for _command in (convert, verify_command, inspect_command, check_command, doctor_command):
+for _command in (convert, verify_command, inspect_command, check_command):
     main.add_command(_command)
 
 

@@ -23,6 +23,7 @@ from precache.errors import (
     os_reason,
 )
 from precache.packages import install_command
+from precache.pictures.kinds import decoder_versions
 
 _ANSWER_S = 5.0
 # The first bytes of an HTTP/2 client, without settings; a server answers with its own (RFC 9113, 3.4).
@@ -158,9 +159,6 @@ def _node_name(address: str, node_id: str) -> str:
 def versions() -> dict[str, str]:
     """Return the versions that bytes and pixels depend on, which must be the same on every node."""
     import precache  # here, because it imports this module
-    from precache.pictures.kinds import (
-        decoder_versions,  # here, because it needs PIL, and `precache doctor` does not
-    )
 
     return {"precache": precache.__version__, **decoder_versions()}
 

@@ -23,7 +23,7 @@ import PIL
 import simplejpeg
 from PIL import Image, features
 
-from precache.packages import installed_version
+from precache.packages import installed_version, pillow_install_command
 
 _PLUGINS = {  # kind -> Pillow's module that reads it
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
@@ -201,11 +201,6 @@ def pillow_is_simd() -> bool:
     return ".post" in PIL.__version__
 
 
-def pillow_name() -> str:
-    """Name of the Pillow that is installed."""
-    return "Pillow-SIMD" if pillow_is_simd() else "Pillow"
-
-
 def pillow_jpeg() -> str:
     """Name and version of the JPEG library that Pillow was built with."""
     turbo = features.version("libjpeg_turbo")
@@ -219,16 +214,15 @@ def kinds_not_built_in() -> list[str]:
 
 
 def kinds_without_decoder() -> list[str]:
-    """Kinds that stock Pillow reads, and neither the installed one nor a plugin of it."""
+    """Kinds that neither the installed Pillow nor a plugin of it reads."""
     reads_avif = undecodable_kind(AVIF_START) is None
-    return [kind for kind in kinds_not_built_in() if not (kind == "AVIF" and reads_avif)]
+    kinds = [kind for kind in kinds_not_built_in() if not (kind == "AVIF" and reads_avif)]
+    return kinds if "HEIF" in Image.OPEN else [*kinds, "HEIF"]
 
 
 def unreadable_extensions() -> dict[str, str]:
     """Extension -> kind of the pictures that cannot be read with the software that is installed."""
     unreadable = kinds_without_decoder()
-    if "HEIF" not in Image.OPEN:
-        unreadable.append("HEIF")
     return {suffix: kind for suffix, kind in _KIND_OF_EXTENSION.items() if kind in unreadable}
 
 
@@ -241,7 +235,7 @@ def decoder_remedy(kind: str) -> str:
     """Remedy for pictures of this kind that cannot be read: the command that installs a decoder."""
     if kind in DECODER_PACKAGES:
         return f"install its plugin: python -m pip install --no-deps {DECODER_PACKAGES[kind]}"
-    return "stock Pillow has it: 'precache doctor' prints the command that installs that"
+    return f"stock Pillow has it: {pillow_install_command('pillow')}"
 
 
 def kind_without_decoder(reason: str) -> str | None:

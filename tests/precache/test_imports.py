@@ -1,4 +1,4 @@
-"""Files in the working folder that have the name of a module: never imported, and named in errors."""
+"""Files in the working folder that have the name of a module: not imported by commands, named in errors."""
 
 import os
 import subprocess
@@ -9,7 +9,6 @@ import pytest
 
 from precache.dataset.converted import is_converted
 from precache.errors import MissingDependencyError
-from precache.imports import OUR_PACKAGES, hiding_files
 from precache.packages import check_package
 from tests.command import ROOT, check_bad_input, run
 
@@ -55,41 +54,25 @@ def test_spawned_workers_import_nothing_of_the_working_folder(
     assert is_converted(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["loaders.py", "loaders/__init__.py", "torch.py", "random.py", "PIL.py"])
-def test_a_file_in_front_of_the_path_hides_the_module(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
-    (tmp_path / "thesis.py").touch()
-    expected = tmp_path / name.removesuffix("/__init__.py")
-    assert hiding_files([str(tmp_path), *sys.path]) == [expected]
-    assert hiding_files([*sys.path, str(tmp_path)]) == []  # behind the module it hides nothing
-
-
-@pytest.mark.parametrize("name", ["sys.py", "os.py", "thesis.py", "torch/notes.txt", "datasets/a.jpg"])
-def test_what_python_does_not_import_hides_nothing(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
-    assert hiding_files([str(tmp_path), *sys.path]) == []
-
-
-def test_a_folder_without_init_hides_a_package_that_is_on_no_path(tmp_path: Path) -> None:
-    (tmp_path / "loaders").mkdir()
-    # an editable installation may be on no path: a hook finds it, after the paths
-    assert hiding_files([str(tmp_path)], ["loaders"]) == [tmp_path / "loaders"]
-
-
-def test_doctor_and_bench_name_the_file_that_hides_loaders(users_folder: Path) -> None:
-    for name in set(NAMES) - {"loaders"}:
-        (users_folder / f"{name}.py").unlink()
-    file = str(users_folder / "loaders.py")
-    doctor = run("precache", "doctor", cwd=users_folder)
-    assert (doctor.returncode, file in doctor.stdout) == (0, True), doctor
+def test_bench_names_the_file_that_hides_loaders(tmp_path: Path) -> None:
+    (tmp_path / "loaders.py").touch()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(ROOT)])}
     command = [sys.executable, "-c", "from bench.cli import entry_point; entry_point()", "loaders", "photos"]
     result = subprocess.run(
-        command, cwd=users_folder, env=environment, capture_output=True, text=True, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    check_bad_input(result, file, "rename it")
+    check_bad_input(result, str(tmp_path / "loaders.py"), "rename it")
+
+
+def test_an_import_error_names_a_folder_that_hides_a_package_on_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation may be on no path: a hook finds it, after the paths."""
+    (tmp_path / "loaders").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    error = ImportError("cannot import name 'build' from 'loaders' (unknown location)", name="loaders")
+    with pytest.raises(MissingDependencyError, match=str(tmp_path / "loaders")):
+        check_package(error, "bench")
 
 
 def test_an_import_error_names_the_hiding_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +84,12 @@ def test_an_import_error_names_the_hiding_file(tmp_path: Path, monkeypatch: pyte
     assert "rename it" in raised.value.remedy
 
 
-def test_our_packages_are_on_the_path_of_this_process() -> None:
-    assert hiding_files(sys.path, OUR_PACKAGES) == []
+@pytest.mark.parametrize("name", ["random", "xxhash", "loaders"])
+def test_an_import_error_of_what_is_installed_names_no_file(name: str) -> None:
+    error = ImportError(f"cannot import name 'x' from {name!r}", name=name)
+    if name == "loaders":  # not a package to install
+        check_package(error, "precache")
+        return
+    with pytest.raises(MissingDependencyError) as raised:
+        check_package(error, "precache")
+    assert "hides" not in str(raised.value)

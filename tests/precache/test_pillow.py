@@ -17,12 +17,12 @@ def readme_command() -> str:
     return str(command)
 
 
-def test_the_guide_and_doctor_give_the_same_command_for_pillow() -> None:
+def test_the_guide_gives_the_command_of_errors_for_pillow() -> None:
     command = pillow_install_command("pillow-simd").replace(sys.executable, "python")
     assert " ".join(readme_command().replace("\\\n", " ").split()) == command
 
 
-def test_without_pillow_doctor_runs_and_other_commands_say_the_remedy(tmp_path: Path) -> None:
+def test_without_pillow_commands_and_imports_say_the_remedy(tmp_path: Path) -> None:
     """PIL is an empty package here, as after one was installed over the other and uninstalled."""
     (tmp_path / "PIL").mkdir()
     (tmp_path / "PIL/__init__.py").touch()
@@ -35,10 +35,6 @@ def test_without_pillow_doctor_runs_and_other_commands_say_the_remedy(tmp_path: 
         )
 
     remedy = "pip uninstall -y pillow pillow-simd && "
-    doctor = run("-m", "precache", "doctor")
-    assert (doctor.returncode, doctor.stderr) == (0, "")
-    assert remedy in doctor.stdout
-    assert "backend shards" in doctor.stdout
     for module in ("precache", "bench"):
         check_bad_input(run("-m", module, "convert", "a", "b"), "Pillow is missing or broken", remedy)
     result = run("-c", "from precache import convert")

@@ -131,7 +131,7 @@ def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Ur
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
-        if program == "precache" and words[0] not in ("--version", "sample", "auto"):
+        if program == "precache" and words[0] not in ("--version", "sample"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
     programs = blocks(guide, "python")
     assert programs
@@ -175,8 +175,6 @@ def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch
         quick = dict(SMALL)
         if name == "watch":
             quick["--batches"] = "8"  # fewer are refused
-        if "--convert" in words:
-            del quick["--workers"]  # refused, because the answer is for this machine
         options = {option for parameter in command_of(program, name).params for option in parameter.opts}
         added = options & quick.keys() - {word.split("=")[0] for word in words}
         arguments = [part for option in sorted(added) for part in (option, quick[option])]

@@ -128,13 +128,6 @@ def recommend(
     return result
 
 
-def describe_sample(question: Question) -> Trial:
-    """Return the trial SAMPLE of the question, which says what cannot be read; loaders are not measured."""
-    with temporary_folder() as folder:
-        trees = make_trees(question.scan, question.recipe, question.settings, folder, question.pictures)
-        return _make_sample_trial(question.scan, trees)
-
-
 def prepare_settings(settings: Settings) -> Settings:
     """Return `settings` with random crops, without checksums, and with the full name of the trainer.
 

@@ -22,7 +22,6 @@ from bench.report.result import Row, Trial
 from bench.report.stats import Estimate, estimate
 from bench.report.verdict import RAW_TREE
 from precache.pictures.images import MAX_SIZE
-from precache.recipe import Recipe
 
 DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
 """Kinds of trials, `key["what"]`, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
@@ -30,8 +29,6 @@ PREDICTED = "predicted"
 """Name of the trainer in predicted rows: training on the whole data set was not run."""
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 """Loaders of the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
-JPEG_NAMES = ("webdataset", "dali")
-"""Formats that store JPEGs."""
 BACKENDS = {
     TODAY_BACKEND: TODAY_BACKEND,
     RAW_TREE: "pytorch",
@@ -48,26 +45,11 @@ RISK = (
 _RANDOM_READS = (*AS_IT_IS, "shards")
 """Loaders that read picture by picture in random order; the others read whole shards in a stream."""
 _CACHED_SHARE = 0.5  # share of the memory above which a data set does not stay in the page cache
-_CROP_RATIO = 0.875  # share of the shorter side that validation serves: less would have to be enlarged
-SLACK = 1.1
-"""Factor for the error of a predicted size: a sample of a hundred pictures is within a tenth of all."""
 
 
 def stored_size(size: int) -> int:
     """Largest shorter side, in pixels, that is stored for training at `size` pixels; see RISK."""
     return min(2 * size, MAX_SIZE)
-
-
-def stored_words(recipe: Recipe) -> str:
-    """Describe how pictures are stored, like 'at most 448 px, JPEG quality 90'."""
-    quality = f", JPEG quality {recipe.quality}" if recipe.format in JPEG_NAMES else ""
-    return f"at most {recipe.size} px{quality}"
-
-
-def ways_to_store(size: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (largest shorter side in pixels, JPEG quality) for training at `size` pixels, the best first."""
-    whole = stored_size(size)
-    return (whole, 95), (whole, 90), (whole, 75), (round(size / _CROP_RATIO), 75)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.report.forecast import (
-    PREDICTED,
     RISK,
     SAMPLE,
     Inputs,
@@ -26,12 +24,12 @@ from bench.report.gain import TODAY_BACKEND, answer, find_gain, source_name
 from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
-from bench.report.verdict import KEEPS_UP, RAW_TREE, judge, training_rate
+from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
 from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
 from precache.reporting import quantity
-from precache.storage.urls import locate
+from precache.storage.urls import Url, locate
 
 QUESTION = "What would another loader, or converting, bring?"
 RULE = (
@@ -44,7 +42,11 @@ COLUMNS = (
 )
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset")
 _INDENT = "    "
-USUAL_REJECTS = 0.01
+_DTYPE = (
+    "dtype='uint8' is what was measured, as a GPU gets it and normalises: there, give device='cuda' instead. "
+    "Without either, the CPU normalises to float32, which takes its time."
+)
+_USUAL_REJECTS = 0.01
 """Share of damaged pictures that `precache convert` allows by default."""
 
 
@@ -71,7 +73,7 @@ def make_result(
     sample = next(trial for trial in trials if trial.key["what"] == SAMPLE)
     paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
     has_today = any(row.key["backend"] == TODAY_BACKEND for row in rows)
-    if unread := describe_unread(sample, has_today=has_today):
+    if unread := _describe_unread(sample, has_today=has_today):
         paragraphs.append(tuple(unread))
     best = _best_row(rows, other_cpu)
     shown, best_rows = list(rows), [best] if best is not None else []
@@ -128,7 +130,7 @@ def _best_row(rows: Sequence[Row], other_cpu: float | None) -> Row | None:
     return None if is_disturbed(other_cpu) else choose_format(rows)
 
 
-def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
+def _describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
     """Write which pictures of the sample could not be read, by which reader, and what follows from it.
 
     Args:
@@ -157,7 +159,7 @@ def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
     return sentences
 
 
-def allowed_rejects(sample: Trial, images: int) -> float | None:
+def _allowed_rejects(sample: Trial, images: int) -> float | None:
     """Share of damaged pictures, 0 to 1, that a conversion has to allow; None where the default is enough.
 
     It is two standard deviations above the share in the sample, or just that share if all pictures were read.
@@ -165,10 +167,10 @@ def allowed_rejects(sample: Trial, images: int) -> float | None:
     damaged, tried = sample.numbers["damaged"], sample.numbers["taken"]
     bound = damaged if tried >= images else damaged + 2 * math.sqrt(damaged)
     share = min(1.0, math.ceil(100 * bound / tried) / 100)
-    return share if share > USUAL_REJECTS else None
+    return share if share > _USUAL_REJECTS else None
 
 
-def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool = False) -> str:
+def _build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool = False) -> str:
     """Write the call of `loaders.build` that serves what was measured, to be pasted.
 
     Args:
@@ -193,24 +195,6 @@ def _serves_uint8(settings: Mapping[str, Any]) -> bool:
     return bool(settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated")))
 
 
-def describe_dtype(settings: Mapping[str, Any]) -> str:
-    """Explain the dtype in the line of `build_line`; empty where the line has none."""
-    if not _serves_uint8(settings):
-        return ""
-    return (
-        "dtype='uint8' is what was measured, as a GPU gets it and normalises: there, give device='cuda' "
-        "instead. Without either, the CPU normalises to float32, which takes its time."
-    )
-
-
-def convert_line(source: str, destination: str | Path, recipe: Recipe, rejects: float | None) -> str:
-    """Write the `precache convert` command that stores what was measured, to be pasted."""
-    words: list[object] = ["precache convert", locate(source), Path(destination), recipe.to_flags()]
-    if rejects is not None:
-        words.append(f"--max-rejects {rejects:.0%}")
-    return shell_command(*words)
-
-
 def _next_steps(
     rows: Sequence[Row],
     settings: Mapping[str, Any],
@@ -225,21 +209,39 @@ def _next_steps(
     source, data = list(settings["data"].items())[-1]
     steps = []
     if gain.line is not None:
-        line = build_line(source, settings, skips_damaged=bool(sample.numbers["damaged"]))
+        line = _build_line(source, settings, skips_damaged=bool(sample.numbers["damaged"]))
         steps += ["To train from the pictures as they are:", f"{_INDENT}loader = {line}"]
     if best is not None:
-        name = best.key["data"]
-        folder = folders.get(name, f"data/{name}")
-        recipe = Recipe(format=name, size=settings["stored_size"], quality=settings["quality"])
-        rejects = allowed_rejects(sample, data["samples"])
+        folder = folders.get(best.key["data"], f"data/{best.key['data']}")
+        line = _build_line(folder, settings)
+        steps += [f"To train from {source_name(best)}, once they are there:", f"{_INDENT}loader = {line}"]
+    if _serves_uint8(settings):
+        steps.append(_DTYPE)
+    if best is not None:
+        recipe = Recipe(format=best.key["data"], size=settings["stored_size"], quality=settings["quality"])
+        rejects = _allowed_rejects(sample, data["samples"])
         steps += [
-            f"To convert to {source_name(best)}, once, and train from that:",
-            f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
-            f"{_INDENT}loader = {build_line(folder, settings)}",
+            f"To convert to {source_name(best)}, and to measure what that brought:",
+            f"{_INDENT}{_convert_line(source, folder, recipe, rejects)}",
+            f"{_INDENT}{_measure_line(source, folder, settings)}",
         ]
-    if note := describe_dtype(settings):
-        steps.append(note)
     return steps
+
+
+def _convert_line(source: str, folder: str, recipe: Recipe, rejects: float | None) -> str:
+    """Write the `precache convert` command that stores what was measured, to be pasted."""
+    words: list[object] = ["precache convert", locate(source), Path(folder), recipe.to_flags()]
+    if rejects is not None:
+        words.append(f"--max-rejects {rejects:.0%}")
+    return shell_command(*words)
+
+
+def _measure_line(source: str, folder: str, settings: Mapping[str, Any]) -> str:
+    """Write the `bench loaders` command that compares the tree and its converted folder, to be pasted."""
+    tree = locate(source)
+    trees = [] if isinstance(tree, Url) else [tree]  # no loader reads a raw tree at a URL
+    options = [f"--{name.replace('_', '-')} {settings[name]}" for name in ("trainer", "batch_size", "size")]
+    return shell_command("bench loaders", *trees, Path(folder), "--augment train", *options)
 
 
 def _conditions(
@@ -282,17 +284,3 @@ def _describe_inputs(inputs: Inputs) -> str:
         f"{quantity(inputs.images, 'picture')}, {quantity(inputs.cpus, 'CPU')}, accelerator {gpus}"
         f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
     )
-
-
-def median_error(predicted: Result, measured: Result) -> float:
-    """Median relative error of the predicted images/s, |predicted / measured - 1|; 0 where no rows match."""
-    errors = []
-    for measured_row in measured.rows:
-        for predicted_row in predicted.rows:
-            is_same_loader = all(
-                predicted_row.key[name] == measured_row.key[name] for name in ("backend", "data")
-            )
-            if is_same_loader and predicted_row.key["trainer"] == PREDICTED:
-                ratio = training_rate(predicted_row).median / training_rate(measured_row).median
-                errors.append(abs(ratio - 1))
-    return median(errors) if errors else 0.0

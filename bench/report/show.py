@@ -70,12 +70,12 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
         for finding in (*describe_rows(result), *describe_ratios(result)):
             click.echo()
             say(finding)
-    if result.next_step:
-        click.echo()
-        show_next_step(result.next_step)
     has_more = any(row.advice or row.findings or row.detail for row in result.rows)
     if has_more and not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")
+    if result.next_step:
+        click.echo()
+        show_next_step(result.next_step)
 
 
 def show_next_step(text: str) -> None:

@@ -108,7 +108,6 @@ class Group(click.Group):
     Args:
         modules: name of a command -> module that holds it as `command`, imported when it is used. If a
             package is not installed, the error names the extra.
-        lines: name of a command -> its line in the help, so that it is not imported for it.
         first: names of the commands that head the help.
     """
 
@@ -118,12 +117,11 @@ class Group(click.Group):
         self,
         *args: Any,
         modules: Mapping[str, str] | None = None,
-        lines: Mapping[str, str] | None = None,
         first: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._modules, self._lines, self._first = modules or {}, lines or {}, first
+        self._modules, self._first = modules or {}, first
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in alphabetical order."""
@@ -133,7 +131,7 @@ class Group(click.Group):
         """Write each command with the whole first sentence of its help."""
         others = [name for name in self.list_commands(ctx) if name not in self._first]
         for title, names in (("Start here", self._first), ("More" if self._first else "Commands", others)):
-            lines = [(name, self._lines.get(name) or self._line_of(ctx, name)) for name in names]
+            lines = [(name, self._line_of(ctx, name)) for name in names]
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)

@@ -169,7 +169,7 @@ def convert(
     size: str,
     options: SourceOptions,
     **settings: Any,
-) -> Conversion:
+) -> None:
     """\b
     precache convert photos data/shards --format shards --size 256
 
@@ -213,7 +213,6 @@ def convert(
             on_progress=_announce_resume(destination, bar),
         )
     _print_conversion(result, destination)
-    return result
 
 
 def _announce_resume(destination: Location, on_progress: Progress) -> Progress:

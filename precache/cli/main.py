@@ -15,24 +15,19 @@ import precache
 from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
 from precache.cli.commandline import LocalPath, note
-from precache.cli.convert import DATA, RAW, convert
+from precache.cli.convert import RAW, convert
 from precache.cli.terminal import ProgressBar
 from precache.reporting import human_bytes, quantity
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
 
-__all__ = ["DATA", "FIRST", "OF_BENCH", "RAW", "convert", "entry_point", "main"]
-
-FIRST = ("convert", "auto", "verify", "inspect", "check")
+_FIRST = ("convert", "verify", "inspect", "check")
 """Commands that a newcomer needs, in this order."""
-OF_BENCH = {"auto": "bench.commands.auto"}
-"""Name -> module of each command that measures, and so needs torch."""
-_OF_BENCH_LINES = {"auto": "Choose a format, convert to it, and measure the gain."}
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
+@click.group(cls=commandline.Group, name="precache", first=_FIRST)
 @click.option(
     "--version",
     is_flag=True,

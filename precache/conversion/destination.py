@@ -42,9 +42,6 @@ from precache.storage.locks import is_mount_point
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 
-AUTO_NAME = "precache-auto.json"
-"""File beside the dataset with the gain that `precache auto` predicted and measured; no reader needs it."""
-
 
 def resolve(destination: Path) -> Path:
     """Return the folder that `destination` stands for: the target of a link, and '.' by its own name.
@@ -297,7 +294,7 @@ def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:
     """Return the names of all files that this project writes for the dataset."""
-    return (*manifest.own_names, AUTO_NAME, MANIFEST_NAME)
+    return (*manifest.own_names, MANIFEST_NAME)
 
 
 def _is_working_folder(folder: Path) -> bool:

@@ -195,7 +195,7 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     if holds_pixels and size is not None:
         picture_bytes: float = recipe.picture_bytes
     else:
-        refs, sizes = sample_evenly(scan, _PROBED_PICTURES), []
+        refs, sizes = _sample_evenly(scan, _PROBED_PICTURES), []
         for ref, read in zip(refs, picture_readers(scan.source, refs, recipe.max_pixels), strict=True):
             with suppress(ImageError):  # the conversion reports it
                 sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
@@ -203,16 +203,16 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     if mask_reader(scan.source) is not None:
         pixels = picture_bytes / _bytes_per_pixel(recipe)
         picture_bytes += pixels * (1 if holds_pixels else _MASK_BYTES_PER_PIXEL)
-    return dataset_bytes(scan, recipe, picture_bytes)
+    return _dataset_bytes(scan, recipe, picture_bytes)
 
 
-def sample_evenly(scan: Scan, count: int) -> list[SampleRef]:
+def _sample_evenly(scan: Scan, count: int) -> list[SampleRef]:
     """Return at most `count` samples, spread evenly over the scan."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).astype(int)).tolist()
     return [scan.samples[row] for row in rows]
 
 
-def dataset_bytes(scan: Scan, recipe: Recipe, picture_bytes: float) -> int:
+def _dataset_bytes(scan: Scan, recipe: Recipe, picture_bytes: float) -> int:
     """Return the bytes of `scan` in `recipe`'s format, if a picture takes `picture_bytes` on average."""
     form = FORMATS[recipe.format]
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)

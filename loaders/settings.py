@@ -382,7 +382,7 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
 BUILD_HINTS = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
     "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
-    "download": "run 'precache fetch' before",
+    "download": "let torchvision's dataset download the pictures, and give its folder as path",
     "drop_last": "give sampling=loaders.Sampling(last='drop') for True, leave it out for False",
     "generator": "give seed",
     "in_order": "leave it out, batches always come in order",

@@ -23,7 +23,7 @@ from precache.packages import check_package, pillow_fault
 try:
     from precache.conversion.check import CheckReport, check
     from precache.conversion.convert import Conversion, convert
-    from precache.conversion.verification import verify, verify_across, verify_deep
+    from precache.conversion.verification import verify, verify_deep
     from precache.dataset.converted import ConvertedDataset, open_dataset
     from precache.dataset.manifest import Manifest
     from precache.recipe import Recipe
@@ -63,6 +63,5 @@ __all__ = [
     "open_dataset",
     "open_source",
     "verify",
-    "verify_across",
     "verify_deep",
 ]

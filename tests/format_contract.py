@@ -1,6 +1,6 @@
 """Checks that every format has to pass; `tests/precache/test_formats.py` runs them over all formats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,27 @@ def check_holds_its_tree(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: 
     assert pairs != expected, "they are shuffled"
     index = dataset.read_index("train")
     assert pairs == list(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+
+
+def check_hold_the_same_samples(datasets: Sequence[ConvertedDataset]) -> None:
+    """Check that all hold the first one's samples: their ids, splits, labels, targets, fields and paths."""
+    first, *others = datasets
+    splits = {split: _described_samples(first, split) for split in first.manifest.samples_per_class}
+    for other in others:
+        assert other.manifest.samples_per_class == first.manifest.samples_per_class
+        assert other.manifest.rejected == first.manifest.rejected
+        for name in ("classes", "target", "fields"):
+            assert getattr(other.manifest, name) == getattr(first.manifest, name)
+        for split, samples in splits.items():
+            assert _described_samples(other, split) == samples
+
+
+def _described_samples(dataset: ConvertedDataset, split: str) -> dict[str, bytes]:
+    """Return the columns of the split's index in the order of ids, but for those about stored bytes."""
+    index = dataset.read_index(split)
+    by_id = np.argsort(index.ids)
+    names = set(index.names) - {"checksums", "shapes"}
+    return {name: index[name].select(by_id).content() for name in names}
 
 
 def check_another_reader_sees_the_same(

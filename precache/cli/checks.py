@@ -26,7 +26,6 @@ _FIRST_CLASSES = 10
 @click.option(
     "--deep", is_flag=True, help="Decode the pictures of SRC again, and compare each with what is stored."
 )
-@click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
 @click.option(
     "--root", help="Folder where the pictures of a table SRC lie now.  [default: as when converted]"
 )
@@ -36,14 +35,11 @@ def verify_command(
     dst: Location,
     others: tuple[Location, ...],
     deep: bool,
-    across: bool,
     root: str | None,
     mask: str | None,
     workers: int | None,
 ) -> None:
     """Compare every file of the dataset in DST, or of several, with its manifest's checksums."""
-    if deep and across:
-        raise SettingError("--deep and --across cannot be combined", remedy="run verify once with each")
     for option, value in (("--root", root), ("--mask", mask), ("--workers", workers)):
         if value is not None and not deep:
             raise SettingError(
@@ -52,13 +48,6 @@ def verify_command(
             )
     if deep and len(others) != 1:
         raise SettingError("--deep takes a dataset and its source: precache verify --deep DST SRC")
-    if across and not others:
-        raise SettingError("--across takes two datasets or more: precache verify --across DST DST")
-    if across:
-        hold = "holds" if len(others) == 1 else "hold"
-        same = f"{dst}: {quantity(len(others), 'other dataset')} {hold} the same samples"
-        _print_result(precache.verify_across([dst, *others]), same)
-        return
     if deep:
         _verify_deep(dst, others[0], root, mask, workers)
         return

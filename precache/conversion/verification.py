@@ -1,4 +1,4 @@
-"""Verify a converted dataset: against its manifest, against other datasets, and against its source.
+"""Verify a converted dataset: against its manifest, and against its source.
 
 Against its source, each stored picture must be what the converter makes of it today: pixels, label, fields,
 mask.
@@ -6,7 +6,7 @@ mask.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +19,8 @@ from precache.conversion.update import compare
 from precache.dataset import columns
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import file_problem, object_problems
-from precache.dataset.index import VALUE, Checksums, IndexFileError, SampleIndex
-from precache.dataset.manifest import Manifest, ManifestError
+from precache.dataset.index import Checksums, IndexFileError, SampleIndex
+from precache.dataset.manifest import ManifestError
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS, Sample, StoredSample
@@ -63,58 +63,6 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
     else:
         problems = (file_problem(place, file) for file in files)
     return [problem for problem in problems if problem is not None]
-
-
-def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:
-    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first.
-
-    Returns:
-        One line per difference; empty if all hold the same samples in the same splits.
-
-    Raises:
-        DatasetError: one of `paths` is not a converted dataset.
-    """
-    first, *others = (open_dataset(path) for path in paths)
-    problems = []
-    for other in others:
-        names = f"{other.place} and {first.place}"
-        if other.manifest.classes != first.manifest.classes:
-            problems.append(f"{names}: their classes differ")
-        kinds = _describe_kinds(first.manifest)
-        other_kinds = _describe_kinds(other.manifest)
-        if kinds != other_kinds:
-            problems.append(f"{names}: their targets and fields differ ({other_kinds}; {kinds})")
-            continue
-        splits = first.manifest.samples_per_class.keys()
-        other_splits = other.manifest.samples_per_class.keys()
-        if splits != other_splits:
-            problems.append(f"{names}: their splits differ ({', '.join(other_splits)}; {', '.join(splits)})")
-        for split in splits & other_splits:
-            count = _count_differences(first.read_index(split), other.read_index(split))
-            if count:
-                problems.append(f"{names}: split {split} differs in {quantity(count, 'sample')}")
-    return problems
-
-
-def _describe_kinds(manifest: Manifest) -> str:
-    """Return the target of a dataset, and the name and kind of each field, in words."""
-    fields = ", ".join(f"{name} {kind}" for name, kind in sorted(manifest.fields.items())) or "no fields"
-    return f"{manifest.target}: {fields}"
-
-
-def _count_differences(index: SampleIndex, other: SampleIndex) -> int:
-    """Count the samples that only one index has, or that differ in label, target, fields or mask."""
-    ids, rows, other_rows = np.intersect1d(index.ids, other.ids, assume_unique=True, return_indices=True)
-    alike = np.ones(len(ids), np.bool_)
-    for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in index.fields}:
-        column, other_column = index.get(name), other.get(name)
-        if column is None and other_column is None:
-            continue
-        if column is None or other_column is None or column.differs_in_kind(other_column):
-            alike[:] = False
-        else:
-            alike &= column.select(rows).equal_rows(other_column.select(other_rows))
-    return len(index) + len(other) - 2 * len(ids) + int((~alike).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from precache.pictures.jpeg import encode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage.output import publish
 from tests import format_contract as contract
+from tests.conftest import small_recipe
 from tests.precache.sources.examples import FIELDS, SAMPLES, TARGETS, example_source
 
 # JPEGs have quality 95, 4:4:4, and the sample tree is noise; stored pixels are exact.
@@ -35,6 +36,15 @@ def test_dataset_of_every_format_holds_its_tree(
 ) -> None:
     dataset = open_dataset({**converted, **shaped}[kind + name])
     contract.check_holds_its_tree(dataset, raw_tree, MIN_PSNR[name])
+
+
+def test_all_formats_hold_the_same_samples_in_the_same_splits(raw_tree: Path, tmp_path: Path) -> None:
+    for name in FORMATS:
+        recipe = small_recipe(name, splits="train=0.6,val=0.4")
+        convert(raw_tree, tmp_path / name, recipe, workers=0)
+    datasets = [open_dataset(tmp_path / name) for name in FORMATS]
+    assert [*datasets[0].manifest.samples_per_class] == ["train", "val"]
+    contract.check_hold_the_same_samples(datasets)
 
 
 def read_with_safetensors(dataset: ConvertedDataset) -> Read:

@@ -11,10 +11,8 @@ WITHOUT_EFFECT = (
     ("verify shards --root photos", "--root"),
     ("verify shards --mask masks", "--mask"),
     ("verify shards --workers 2", "--workers"),
-    ("verify shards dali --across --workers 2", "--workers"),
     ("verify shards tree", "precache verify --deep shards tree"),
     ("verify shards --deep", "--deep DST SRC"),
-    ("verify shards --across", "--across DST DST"),
     ("convert tree out --format shards --quality 90", "--quality"),
     ("convert tree out --format shards --channels rgba --background black", "--background"),
     ("convert tree out --format shards --strict --max-rejects 5%", "--max-rejects 5%"),
@@ -31,7 +29,7 @@ MISSPELT = (
     ("bench loaders --trainer resnet5", "'resnet50'"),
     ("precache convrt photos out", "'convert'"),
     ("precache convert photos out --format Shard", "'shards'"),
-    ("precache verify out --acros", "'--across'"),
+    ("precache verify out --dep", "'--deep'"),
 )
 
 

@@ -2,16 +2,16 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
+from precache import Recipe, convert, open_dataset, verify, verify_deep
 from precache.dataset.columns import Column
 from precache.formats import FORMATS
 from precache.sources.base import Source
+from tests import format_contract as contract
 from tests.precache.sources.examples import FIELDS, KINDS, SAMPLES, TARGETS, example_source
 
 MISSING = (0, 5)
@@ -40,20 +40,7 @@ def test_index_of_every_format_has_the_targets_and_fields_of_its_samples(target:
             assert index.fields[field].content() == Column.from_values(values).select(index.ids).content()
         assert verify(dataset.path) == []
         assert deep_problems(source, dataset.path) == ()
-    assert verify_across([tmp_path / name for name in FORMATS]) == []
-
-
-def test_verify_across_finds_a_field_that_differs(tmp_path: Path) -> None:
-    changed: dict[str, Any] = {**FIELDS, "caption": ["other", *FIELDS["caption"][1:]]}
-    path = make(example_source("number"), tmp_path / "out", "webdataset")
-    (problem,) = verify_across([path, make(example_source("number", changed), tmp_path / "changed")])
-    assert "in 1 sample" in problem
-
-
-def test_verify_across_finds_a_target_of_another_kind(tmp_path: Path) -> None:
-    path = make(example_source("number"), tmp_path / "out", "webdataset")
-    (problem,) = verify_across([path, make(example_source("none"), tmp_path / "none")])
-    assert "fields differ" in problem
+    contract.check_hold_the_same_samples([open_dataset(tmp_path / name) for name in FORMATS])
 
 
 def test_verify_deep_finds_a_field_that_differs_from_its_source(tmp_path: Path) -> None:

@@ -25,17 +25,6 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: places of samples in the stored order of a split."""
 BatchPlace: TypeAlias = tuple[int, int]
 """Epoch of a batch, and the batch's number in it."""
-MASK = "mask"
-"""Name of the field that holds masks, the one field that is on the device of the images."""
-
-
-def find_masks(fields: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the masks among a batch's fields, uint8; None if there are none.
-
-    A field of the user's may be called "mask", too; it is no uint8 tensor.
-    """
-    masks = fields.get(MASK)
-    return masks if isinstance(masks, torch.Tensor) and masks.dtype == torch.uint8 else None
 
 
 class Batch(list[torch.Tensor]):
@@ -54,7 +43,7 @@ class Batch(list[torch.Tensor]):
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
         views: tuple of as many batches of images as `loaders.Serving` says, each drawn anew from the
-            same pictures; the first is `images`. Masks and boxes follow the first.
+            same pictures; the first is `images`.
     """
 
     # The loader uses the last two until it serves the batch: `ready` is an event behind the work on it, if
@@ -121,20 +110,17 @@ class Batch(list[torch.Tensor]):
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
-        """Return the batch with images, labels and masks on `device`; Lightning and Accelerate call this."""
+        """Return the batch with images and labels on `device`; Lightning and Accelerate call this."""
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
-        """Return the batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
+        """Return the batch with images and labels in pinned memory; torch's DataLoader calls this."""
         return self._map_tensors(torch.Tensor.pin_memory)
 
     def _map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        """Return the batch with `function` applied to its images, labels and masks."""
+        """Return the batch with `function` applied to its images and labels."""
         images, labels = function(self[0]), function(self[1])
-        fields = self.fields
-        if (masks := find_masks(fields)) is not None:
-            fields = {**fields, MASK: function(masks)}
-        return Batch(images, labels, self._ids, self._padding, fields, map(function, self._other_views))
+        return Batch(images, labels, self._ids, self._padding, self.fields, map(function, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first, whose ids do not hold then

@@ -297,12 +297,12 @@ class _SourceOpener:
         backend = choose_backend(spec.backend, data.kind, data.path)
         _check_fits(spec, data)
         mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
-        work = _divide_augmentation(self.augment, spec, data)
+        crops, late = _divide_augmentation(self.augment, spec, data)
         is_on_ray = spec.reading.engine == "ray"
         open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
         with self.lane.active():
-            reader = open_cached(partial(open_reader, spec, data), spec, data, work.reader_crops)
-        return Pipeline(spec, data, self.lane, reader, work.late, mean_and_std, work.served_crops)
+            reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
+        return Pipeline(spec, data, self.lane, reader, late, mean_and_std)
 
 
 def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
@@ -326,24 +326,14 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _AugmentationWork:
-    """Augmentation, divided between the backend and the device.
-
-    Attributes:
-        reader_crops: the part of each picture that the backend reads.
-        late: function for the batch on the device; None: nothing is left to do there.
-        served_crops: the part of each picture that is served in the end, which masks and boxes follow; a
-            function of the caller's is left out of it.
-    """
-
-    reader_crops: Crops
-    late: BatchFunction | CheckedFunction | None
-    served_crops: Crops
-
-
-def _divide_augmentation(augment: Augment, spec: LoaderSpec, data: SplitData) -> _AugmentationWork:
+def _divide_augmentation(
+    augment: Augment, spec: LoaderSpec, data: SplitData
+) -> tuple[Crops, BatchFunction | CheckedFunction | None]:
     """Decide which part of the augmentation the backend does, and which is done on the device.
+
+    Returns:
+        The part of each picture that the backend reads; and the function for the batch on the device, None if
+        nothing is left to do there.
 
     Raises:
         SettingError: the augmentation does not go with the views or the channels.
@@ -358,8 +348,7 @@ def _divide_augmentation(augment: Augment, spec: LoaderSpec, data: SplitData) ->
                 remedy="give augment: 'train', 'crop', a loaders.RandomAugmentation or a function",
             )
         data.warn_if_smaller(resized_side(served, ratio), served)
-        crops = Crops(stored, served, crop_ratio=ratio)
-        return _AugmentationWork(crops, None, crops)
+        return Crops(stored, served, crop_ratio=ratio), None
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.serving.views > 1:
@@ -368,10 +357,8 @@ def _divide_augmentation(augment: Augment, spec: LoaderSpec, data: SplitData) ->
                 remedy="give views 1, or mix the views in the training step",
             )
         if data.has_varying_sizes:  # one array cannot hold the pictures whole: the middle of each
-            crops = Crops(None, resized_side(served, ratio))
-        else:
-            crops = Crops(data.size, data.size)
-        return _AugmentationWork(crops, function, crops)
+            return Crops(None, resized_side(served, ratio)), function
+        return Crops(data.size, data.size), function
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
@@ -379,9 +366,8 @@ def _divide_augmentation(augment: Augment, spec: LoaderSpec, data: SplitData) ->
             f"pictures as of {data.path}",
             remedy="leave them at 0, or convert with channels rgb",
         )
-    crops = Crops(stored, served, augmentation, spec.seed, spec.serving.views)
     if spec.device.type == "cuda" and stored is not None:
         late = partial(augment_batch, augmentation, spec.seed, served)
-        return _AugmentationWork(Crops(stored, stored), late, crops)
+        return Crops(stored, stored), late
     jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
-    return _AugmentationWork(crops, jitter, crops)
+    return Crops(stored, served, augmentation, spec.seed, spec.serving.views), jitter

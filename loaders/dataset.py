@@ -41,7 +41,7 @@ from precache.errors import (
 )
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
-from precache.pictures.images import CHANNELS, Rendering
+from precache.pictures.images import CHANNELS
 from precache.pictures.reading import read_with_retries
 from precache.pictures.sizes import Size, sides, size_text
 from precache.plan import split_rows
@@ -173,8 +173,6 @@ class SplitData:
             which are viewed as values again to be resized, and when a batch is sent.
         statistics: mean and standard deviation of each channel, of values in 0-1, of split `train` if there
             is one, else of this split; None if the manifest has none.
-        rendering: how pictures were turned into the stored ones; None for a raw tree.
-        boxes: name of the field of boxes; empty if there is none.
         digest: hex digest that identifies the dataset and what is left out of it; for a raw tree that of the
             names of its pictures, since their sizes are not read.
         class_depth: how deep the class folders of a raw tree lie.
@@ -200,8 +198,6 @@ class SplitData:
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     class_depth: int = 1
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    rendering: Rendering | None = None
-    boxes: str = ""
     parent: "SplitData | None" = field(default=None, repr=False, compare=False)
     chosen: Positions | None = field(default=None, repr=False, compare=False)
     remote: RemoteShards | None = field(default=None, repr=False, compare=False)
@@ -577,8 +573,6 @@ def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
         channels=CHANNELS[dataset.manifest.recipe.channels],
         dtype=np.dtype(dataset.manifest.recipe.dtype),
         statistics=None if statistics is None else (statistics.mean, statistics.std),
-        rendering=dataset.manifest.recipe.rendering,
-        boxes=str(dataset.manifest.source_options.get("boxes", "")),
         remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
         folder=dataset.folder,
     )
@@ -724,7 +718,7 @@ def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> Spl
         needed: bool [n], the samples that an epoch may serve; None: all of them.
     """
     remote = data.remote
-    if remote is None or "mask_checksums" in data.index:
+    if remote is None:
         return data
     if needed is None and data.chosen is None:  # every shard is needed whole
         return data

@@ -1,4 +1,4 @@
-"""Turn what a backend reads into batches for training: fields, masks, device, augmentation, dtype.
+"""Turn what a backend reads into batches for training: fields, device, augmentation, dtype.
 
 On CUDA all work is queued on the loader's lane, ahead of the training: the copy from pinned memory, the
 augmentation, the normalising. The training's stream waits for an event; its thread does not wait.
@@ -15,44 +15,27 @@ augmentation, the normalising. The training's stream waits for an event; its thr
     int      int64 [n]
     float    float64 [n]: as it is stored
     vector   int64 or float64 [n, k]
-    ragged   a list of n tensors, int64 or float64 [m] or [m, k], such as boxes
+    ragged   a list of n tensors, int64 or float64 [m] or [m, k]
     text     a list of n str
-
-Two kinds are cropped, resized and mirrored as their picture is. (An `augment` function gets all that is
-stored, so that these are of the whole stored picture then.)
-
-    mask     uint8 [n, height, width] as `batch.images`, and on their device
-    boxes    a list of n tensors, float32 [m, 4]: left, top, right and bottom in pixels of the served picture,
-             cut off at its edges and those of the stored picture; boxes outside are left out. NAME_kept has
-             the numbers of the others, int64 [m], so that other fields can follow: `labels[kept]`
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from loaders.augment import BatchFunction, Boxes, CheckedFunction, Crops, Mirrored, draw_keys
-from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, find_masks
+from loaders.augment import BatchFunction, CheckedFunction, draw_keys
+from loaders.batch import Batch, DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.device import Lane, upload
 from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
-from loaders.threads import Pool
-from precache.dataset.boxes import fit_boxes
-from precache.dataset.columns import Column, Ints
-from precache.dataset.index import REMEDY
-from precache.errors import ImageError, SampleError, SettingError
-from precache.formats import FORMATS
-from precache.formats.base import MaskFile
-from precache.pictures import masks
-from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import as_size, sides
+from precache.dataset.columns import Column
+from precache.errors import SettingError
+from precache.pictures.sizes import as_size
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -69,7 +52,6 @@ _IMAGENET: dict[int, MeanAndStd] = {
 """Mean and standard deviation by the number of channels."""
 STORED_DTYPES = {1: torch.uint8, 2: torch.uint16}
 """Dtype of stored pictures by the bytes of a value."""
-_MAX_OPEN_MASKS = 32  # mask files: a process may have 1,024 open files by default, on macOS 256
 
 
 class Pipeline:
@@ -79,7 +61,6 @@ class Pipeline:
         reader: backend that reads the split.
         late: augmentation that is done with a batch on the device; None: the backend has done all.
         mean_and_std: with which floating-point images are normalised; None: images are integers.
-        crops: the part of each stored picture that is served in the end, which masks and boxes follow.
 
     Attributes:
         data: the split.
@@ -96,15 +77,13 @@ class Pipeline:
         reader: Reader,
         late: BatchFunction | CheckedFunction | None,
         mean_and_std: MeanAndStd | None,
-        crops: Crops,
     ) -> None:
         self.data, self.lane = data, lane
         self.random_access = reader.random_access
         self.size = None if isinstance(late, CheckedFunction) else spec.served
         self._dtype, self._views = spec.dtype, spec.serving.views
         self._stored_dtype = STORED_DTYPES[data.dtype.itemsize]
-        self._reader, self._fields = reader, FieldReader(data, spec, crops)
-        self._late, self._mean_and_std = late, mean_and_std
+        self._reader, self._late, self._mean_and_std = reader, late, mean_and_std
         self._floats: BufferPool | None = None  # on the CPU, for the largest batch so far
 
     def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
@@ -122,26 +101,18 @@ class Pipeline:
 
     def send(self, request: Request, decoded: DecodedBatch) -> Batch:
         """Queue the work on `decoded`, the backend's answer to `request`, and return the batch."""
-        refused = dict(decoded.refused)
-        readable = request.drop(refused)
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(decoded.images, self.lane.device)
-        fields, damaged = self._fields.read(readable)
-        if damaged:
-            readable_slots = np.delete(np.arange(len(request.positions)), [*refused])
-            refused |= {int(readable_slots[slot]): error for slot, error in damaged.items()}
-            is_right = np.isin(np.arange(len(readable_slots)), [*damaged], invert=True)
-            right = np.flatnonzero(np.tile(is_right, len(images) // len(is_right)))  # in each view
-            images = images[upload(torch.from_numpy(right), self.lane.device)]
-            readable = request.drop(refused)
-        batch = self._prepare(images.view(self._stored_dtype), readable, fields)
-        batch.refused = refused
+        batch = self._prepare(images.view(self._stored_dtype), request.drop(decoded.refused))
+        batch.refused = decoded.refused
         return batch
 
-    def _prepare(self, images: torch.Tensor, request: Request, fields: dict[str, Any]) -> Batch:
+    def _prepare(self, images: torch.Tensor, request: Request) -> Batch:
         """Augment and normalise the images, and return them with labels and fields as a batch."""
         ids = torch.from_numpy(self.data.ids[request.positions])
         labels = upload(batch_labels(self.data, request.positions), self.lane.device)
+        columns = sorted(self.data.index.fields.items())
+        fields = {name: field_values(column, request.positions) for name, column in columns}
         if not len(ids):  # no picture could be decoded
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
         padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
@@ -177,7 +148,6 @@ class Pipeline:
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
         self._reader.close()
-        self._fields.close()
 
 
 def receive(batch: Batch, device: torch.device) -> Batch:
@@ -186,10 +156,7 @@ def receive(batch: Batch, device: torch.device) -> Batch:
         current = torch.cuda.current_stream(device)
         current.wait_event(batch.ready)
         batch.ready = None
-        tensors = [*batch.views, batch.labels]
-        if (masks := find_masks(batch.fields)) is not None:
-            tensors.append(masks)
-        for tensor in tensors:
+        for tensor in (*batch.views, batch.labels):
             tensor.record_stream(current)  # so that its memory is reused only after the work of this stream
     return batch
 
@@ -254,170 +221,6 @@ def normalise(
         np.subtract(space, mean_row, out=space)
         np.divide(space, std_row, out=space)
     return out.to(dtype)
-
-
-class FieldReader:
-    """Reads the fields and masks of samples, and crops masks and boxes as their pictures are.
-
-    Args:
-        crops: the part of each stored picture that is served.
-    """
-
-    def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
-        self._data, self._crops = data, replace(crops, views=1)
-        self._index, self._device = data.index, spec.device
-        self._rows, self._columns = sides(crops.size)
-        self._has_masks = "mask_checksums" in data.index
-        self._check_masks = spec.reading.check != "never"
-        self._pool = Pool(max(1, spec.workers), "mask")
-        self._mask_files: OrderedDict[int, MaskFile] = OrderedDict()
-
-    def close(self) -> None:
-        """End the threads, and close the files."""
-        self._pool.close()
-        while self._mask_files:
-            _, mask_file = self._mask_files.popitem()
-            mask_file.close()
-
-    def read(self, request: Request) -> tuple[dict[str, Any], dict[int, ImageError]]:
-        """Read the fields of the samples in `request`.
-
-        Returns:
-            Fields of the samples whose masks are right, and the errors of the others, by their slots.
-
-        Raises:
-            DatasetError: a shard cannot be read.
-        """
-        fields: dict[str, Any] = {}
-        damaged: dict[int, ImageError] = {}
-        if not (self._index.fields or self._has_masks):
-            return fields, damaged
-        positions = request.positions
-        boxes, mirrored = self._crops.boxes_and_flips(
-            request.epoch, self._data.ids[positions], self._data.shapes_at(positions), request.places
-        )
-        if self._has_masks:
-            mask, damaged = self._read_masks(positions, boxes, mirrored)
-            if damaged:
-                right = np.delete(np.arange(len(positions)), [*damaged])
-                positions, boxes, mirrored = positions[right], boxes[right], mirrored[right]
-                mask = mask[right]
-            fields[MASK] = upload(mask, self._device)
-        for name, column in sorted(self._index.fields.items()):
-            if name == self._data.boxes:
-                assert self._data.rendering is not None
-                sizes = self._index["source_sizes"][positions]
-                stored = fit_boxes(column.select(positions), sizes, self._data.rendering, clip=True)
-                served_boxes, kept_numbers = [], []
-                for slot in range(len(positions)):
-                    crop, is_mirrored = boxes[slot].tolist(), bool(mirrored[slot])
-                    sample_boxes, numbers = self._crop_boxes(stored.row_array(slot), crop, is_mirrored)
-                    served_boxes.append(sample_boxes)
-                    kept_numbers.append(numbers)
-                fields[name] = served_boxes
-                fields[f"{name}_kept"] = kept_numbers
-            else:
-                fields[name] = field_values(column, positions)
-        return fields, damaged
-
-    def _crop_boxes(
-        self, stored: npt.NDArray[Any], crop: list[float], mirrored: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a sample's boxes in the served picture, and the numbers of those that are inside of it."""
-        left, top, width, height = crop
-        scale = self._columns / width, self._rows / height
-        boxes = (stored.reshape(-1, 4) - (left, top, left, top)) * (*scale, *scale)
-        if mirrored:
-            boxes[:, [0, 2]] = self._columns - boxes[:, [2, 0]]
-        boxes = np.clip(boxes, 0, (self._columns, self._rows) * 2)
-        inside = np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
-        return torch.from_numpy(boxes[inside].astype(np.float32)), torch.from_numpy(inside)
-
-    def _read_masks(
-        self, positions: Positions, boxes: Boxes, mirrored: Mirrored
-    ) -> tuple[torch.Tensor, dict[int, ImageError]]:
-        """Return masks, uint8 [n, height, width], and errors of those not as they were written, by slot."""
-        masks = torch.empty((len(positions), self._rows, self._columns), dtype=torch.uint8)
-        shards, rows = self._data.locate(positions)
-        columns = (column.tolist() for column in (positions, shards, rows, boxes, mirrored))
-        samples: list[Any] = list(zip(*columns, strict=True))
-        spaces, damaged = masks.numpy(), dict[int, ImageError]()
-
-        def read(slot: int) -> ImageError | None:
-            position, shard, row, box, is_mirrored = samples[slot]
-            return self._read_mask(position, shard, row, box, is_mirrored, spaces[slot])
-
-        needed = np.unique(shards)
-        for start in range(0, len(needed), _MAX_OPEN_MASKS):
-            opened = needed[start : start + _MAX_OPEN_MASKS]
-            self._open_masks(opened.tolist())
-            slots = np.flatnonzero(np.isin(shards, opened)).tolist()
-            for slot, error in zip(slots, self._pool.map(read, slots), strict=True):
-                if error is not None:
-                    damaged[slot] = error
-        return masks, dict(sorted(damaged.items()))
-
-    def _open_masks(self, shards: list[int]) -> None:
-        """Open the masks of `shards`; close the least recently used ones if too many are open."""
-        for shard in shards:
-            if shard in self._mask_files:
-                self._mask_files.move_to_end(shard)
-        for shard in shards:
-            if shard not in self._mask_files:
-                if len(self._mask_files) == _MAX_OPEN_MASKS:
-                    _, mask_file = self._mask_files.popitem(last=False)
-                    mask_file.close()
-                open_masks = FORMATS[self._data.kind].open_masks
-                self._mask_files[shard] = self._data.read(shard, open_masks, with_index=True)
-
-    def _read_mask(
-        self, position: int, shard: int, row: int, crop: list[float], mirrored: bool, out: Pixels
-    ) -> ImageError | None:
-        """Put a mask into `out`, cropped, resized and mirrored as its picture is.
-
-        Each pixel gets the value of the one that its centre lies on (nearest neighbour), since values between
-        two labels would be wrong; outside of the mask it gets 0.
-
-        Args:
-            position: position of the sample in the split.
-            shard: number of its shard.
-            row: row of the sample in its shard.
-
-        Returns:
-            The error if the mask is not as it was written.
-        """
-        index, file = self._index, self._data.file_at(position)
-        mask = self._mask_files[shard].read_mask(row)
-        try:
-            if isinstance(mask, bytes):
-                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-                mask = masks.decode(mask, (height, width))
-            if self._check_masks:
-                index.check_mask(position, mask, file)
-        except (ImageError, ValueError) as error:
-            if self._data.remote is not None:
-                self._data.remote.forget(shard)
-                return index.error(position, file, self._data.remote.forgotten_reason)
-            if isinstance(error, ImageError):
-                return type(error)(error.path, error.reason, remedy=error.remedy)
-            undecodable = index.error(position, file, f"its mask cannot be decoded ({error})")
-            return SampleError(undecodable.path, undecodable.reason, remedy=REMEDY)
-        lines, inside_lines = _nearest_pixels(crop[1], crop[3], self._rows, mask.shape[0])
-        columns, inside_columns = _nearest_pixels(crop[0], crop[2], self._columns, mask.shape[1])
-        cropped = mask[lines[:, None], columns] * (inside_lines[:, None] & inside_columns)
-        out[:] = cropped[:, ::-1] if mirrored else cropped
-        return None
-
-
-def _nearest_pixels(start: float, length: float, count: int, side: int) -> tuple[Ints, Mirrored]:
-    """Return which of `side` pixels is nearest to each of `count` new ones, and whether that one lies on it.
-
-    Args:
-        start: where the new pixels begin, in old pixels.
-        length: old pixels that the new ones cover.
-    """
-    pixels = np.floor(start + (np.arange(count) + 0.5) * (length / count)).astype(np.int64)
-    return pixels.clip(0, side - 1), (pixels >= 0) & (pixels < side)
 
 
 def batch_labels(data: SplitData, positions: Positions) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Commands and Python of the documents run as they are printed."""
 
 import csv
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ import click
 import pytest
 import torch
 import torchvision
-from PIL import Image, ImageOps
 
 from bench.cli import main as bench
 from precache.cli import commandline
@@ -97,23 +95,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
     (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
-    draw_masks(tmp_path, [row[0] for row in rows[1:]])
     make_webdataset(tmp_path / "tars", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def draw_masks(root: Path, paths: list[str]) -> None:
-    """Write a mask for each of the photos, and boxes.jsonl with a box for each."""
-    with open(root / "boxes.jsonl", "w") as file:
-        for path in paths:
-            with Image.open(root / "photos" / path) as opened:
-                size = ImageOps.exif_transpose(opened).size
-            mask = (root / "masks" / path).with_suffix(".png")
-            mask.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", size, 7).save(mask)
-            row = {"image": path, "label": "heron", "bbox": [[1, 2, 3, 4]], "kind": [1]}
-            file.write(json.dumps(row) + "\n")
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -29,18 +29,16 @@ _FIRST_CLASSES = 10
 @click.option(
     "--root", help="Folder where the pictures of a table SRC lie now.  [default: as when converted]"
 )
-@click.option("--mask", help="Folder where the masks lie now.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
 def verify_command(
     dst: Location,
     others: tuple[Location, ...],
     deep: bool,
     root: str | None,
-    mask: str | None,
     workers: int | None,
 ) -> None:
     """Compare every file of the dataset in DST, or of several, with its manifest's checksums."""
-    for option, value in (("--root", root), ("--mask", mask), ("--workers", workers)):
+    for option, value in (("--root", root), ("--workers", workers)):
         if value is not None and not deep:
             raise SettingError(
                 f"{option} {value} is for --deep, which decodes the pictures of SRC again",
@@ -49,7 +47,7 @@ def verify_command(
     if deep and len(others) != 1:
         raise SettingError("--deep takes a dataset and its source: precache verify --deep DST SRC")
     if deep:
-        _verify_deep(dst, others[0], root, mask, workers)
+        _verify_deep(dst, others[0], root, workers)
         return
     for other in others:
         if not isinstance(other, Url) and other.exists() and not is_converted(other):
@@ -64,14 +62,12 @@ def verify_command(
         raise click.exceptions.Exit(1)
 
 
-def _verify_deep(
-    dst: Location, source: Location, root: str | None, mask: str | None, workers: int | None
-) -> None:
+def _verify_deep(dst: Location, source: Location, root: str | None, workers: int | None) -> None:
     """Verify the files of the dataset in `dst`, then its pictures against `source`, and print the result."""
     if not _verify_files(dst, source):
         raise click.exceptions.Exit(1)
     with ProgressBar("verify", "image") as bar:
-        report = precache.verify_deep(dst, source, root=root, mask=mask, workers=workers, on_progress=bar)
+        report = precache.verify_deep(dst, source, root=root, workers=workers, on_progress=bar)
     sentence = f"{dst}: {report.sentence(source)}"
     problems = list(report.problems)
     if problems:

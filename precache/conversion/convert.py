@@ -64,7 +64,6 @@ from precache.conversion.url import (
     refuse_change,
     remove_finished_working_folder,
 )
-from precache.dataset import boxes
 from precache.dataset.columns import Column
 from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.duplicates import Duplicates, find_duplicates
@@ -108,7 +107,6 @@ from precache.sources.base import (
     prepare_scan,
     warn_of_undecodable,
 )
-from precache.sources.masks import mask_reader
 from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
@@ -249,9 +247,7 @@ def _open_and_scan(
 ) -> tuple[Source, Scan, Recipe, SourceOptions]:
     """Open and scan the source, and complete the recipe and the options by what it holds."""
     opened = open_source(source, options)
-    scan, options = prepare_scan(opened.scan(), recipe, options)
-    if options.boxes or scan.samples.fields:
-        boxes.check(options.boxes, scan.samples.fields, masks=mask_reader(scan.source) is not None)
+    scan = prepare_scan(opened.scan(), recipe)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
@@ -606,8 +602,6 @@ def _make_index(
     index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
     if recipe.stored_size is None:
         index["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
-    if len(columns["mask_checksums"]):
-        index["mask_checksums"] = Column(columns["mask_checksums"])
     return SampleIndex(index)
 
 

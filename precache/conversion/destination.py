@@ -73,12 +73,6 @@ def check_finished(
     check_files(dataset)
     finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     target.check_same(destination, finished_target, is_finished=True)
-    if manifest.source_options.get("boxes") != options.boxes:
-        raise DatasetError(
-            f"is finished with boxes {manifest.source_options.get('boxes')!r}, asked for {options.boxes!r}",
-            path=destination,
-            remedy=again,
-        )
     if len(manifest.rejected) > limit:
         raise DatasetError(
             f"is finished, but {describe_rejects(len(manifest.rejected), limit)}",

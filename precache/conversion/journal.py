@@ -51,7 +51,6 @@ MODIFIED_NS, SOURCE_CHECKSUMS = f"{SOURCE}modified_ns", f"{SOURCE}checksums"
 COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     "source_sizes": (np.int32, (2,)),
     "checksums": (np.uint64, ()),
-    "mask_checksums": (np.uint64, ()),
     MODIFIED_NS: (np.int64, ()),
     SOURCE_CHECKSUMS: (np.uint64, ()),
 }
@@ -110,9 +109,9 @@ class WrittenShard:
     Attributes:
         entry: the shard's entry in the index of the dataset.
         rejected: pictures of the plan that the shard lacks.
-        columns: values by their names in the index. `source_sizes`, `checksums` and `mask_checksums` (empty
-            without masks) have a row for each sample, in stored order. `source:modified_ns` and
-            `source:checksums` have one for each picture of the plan, in its order, rejected ones too.
+        columns: values by their names in the index. `source_sizes` and `checksums` have a row for each
+            sample, in stored order; `source:modified_ns` and `source:checksums` have one for each picture of
+            the plan, in its order, rejected ones too.
         sums: sums over the pixels of the samples.
     """
 

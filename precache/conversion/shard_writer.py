@@ -35,7 +35,6 @@ from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum, picture_readers
-from precache.sources.masks import mask_reader, render_mask
 from precache.storage.output import OutputFile, publish
 from precache.storage.shard_cache import CACHE_DIR
 from precache.storage.urls import Url
@@ -43,7 +42,6 @@ from precache.storage.urls import Url
 _PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all
 _JPEG_BYTES_PER_PIXEL = {1: 0.05, 50: 0.17, 75: 0.24, 90: 0.37, 94: 0.46, 95: 0.58, 100: 1.2}
 """JPEG quality -> bytes per pixel, of photographs of Caltech-101 whose shorter side is 128 pixels."""
-_MASK_BYTES_PER_PIXEL = 0.05  # of a PNG
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,13 @@ class _UnfinishedShard:
     rejected: list[Rejected] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
-    mask_checksums: list[int] = field(default_factory=list)
     source_checksums: list[int] = field(default_factory=list)
     sums: PixelSums = NO_PIXELS
 
 
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShard:
     """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
-    recipe, rendering, has_masks = task.recipe, task.recipe.rendering, mask_reader(source) is not None
+    recipe, rendering = task.recipe, task.recipe.rendering
     folder = task.destination
     if isinstance(folder, Url):
         folder = working_folder(folder)
@@ -100,7 +97,6 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
                 data = read()
                 shard.source_checksums[-1] = picture_checksum(data)
                 stored, size, pixels = make_stored_picture(data, path, recipe, rendering)
-                mask = render_mask(source, ref, size, rendering) if has_masks else None
             except ImageError as error:
                 shard.rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id))
             else:
@@ -108,9 +104,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
                 shard.sizes.append(size)
                 shard.checksums.append(checksum_of(stored))
                 shard.sums += PixelSums.from_picture(pixels)
-                if mask is not None:
-                    shard.mask_checksums.append(checksum_of(mask))
-                writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask))
+                writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields))
             tick()
         shard.files = writer.finish()
     except BaseException:
@@ -133,7 +127,6 @@ def finish_shard(shard: _UnfinishedShard) -> WrittenShard:
     columns: dict[str, Sequence[Any]] = {
         "source_sizes": shard.sizes,
         "checksums": shard.checksums,
-        "mask_checksums": shard.mask_checksums,
         MODIFIED_NS: [ref.modified_ns for ref in task.samples],
         SOURCE_CHECKSUMS: shard.source_checksums,
     }
@@ -200,9 +193,6 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
             with suppress(ImageError):  # the conversion reports it
                 sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
         picture_bytes = sum(sizes) / len(sizes) if sizes else 0
-    if mask_reader(scan.source) is not None:
-        pixels = picture_bytes / _bytes_per_pixel(recipe)
-        picture_bytes += pixels * (1 if holds_pixels else _MASK_BYTES_PER_PIXEL)
     return _dataset_bytes(scan, recipe, picture_bytes)
 
 
@@ -222,16 +212,12 @@ def _dataset_bytes(scan: Scan, recipe: Recipe, picture_bytes: float) -> int:
 def _predict_picture_bytes(data: bytes | Image.Image, path: str, recipe: Recipe) -> float:
     width, height = data.size if isinstance(data, Image.Image) else images.upright_shape(data, path)[::-1]
     fitted = images.fitted_size(width, height, recipe.rendering)
-    is_copied = not FORMATS[recipe.format].holds_pixels and fitted == (width, height)
-    if is_copied and isinstance(data, bytes) and data.startswith(jpeg.START):
-        return len(data)
-    return math.prod(fitted) * _bytes_per_pixel(recipe)
-
-
-def _bytes_per_pixel(recipe: Recipe) -> float:
     if FORMATS[recipe.format].holds_pixels:
-        return recipe.pixel_bytes
-    return float(np.interp(recipe.quality, [*_JPEG_BYTES_PER_PIXEL], [*_JPEG_BYTES_PER_PIXEL.values()]))
+        return math.prod(fitted) * recipe.pixel_bytes
+    if fitted == (width, height) and isinstance(data, bytes) and data.startswith(jpeg.START):
+        return len(data)  # it is copied
+    per_pixel = np.interp(recipe.quality, [*_JPEG_BYTES_PER_PIXEL], [*_JPEG_BYTES_PER_PIXEL.values()])
+    return math.prod(fitted) * float(per_pixel)
 
 
 def check_disk_space(

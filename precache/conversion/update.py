@@ -18,7 +18,6 @@ Three tables meet here, and an array of positions is named by the table that it 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -34,22 +33,17 @@ from precache.dataset.index import (
     SampleIndex,
     Sizes,
     SourceState,
-    checksum_of,
     damaged_index_error,
 )
-from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
-from precache.pictures import images
 from precache.pictures.kinds import decoder_versions
 from precache.plan import ConvertPlan, ExistingSamples, keeps_splits, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
 from precache.sources.base import UNREADABLE, Samples, Scan, changed_rows
-from precache.sources.masks import mask_reader, render_mask
 
 _AGAIN = "convert it again with --overwrite"
-_FOLDER_OPTIONS = ("root", "mask")  # their content is compared, and not their paths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +151,7 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     """Return how `scan` differs from `dataset`, which was made from the same source.
 
     Args:
-        contents: whether to compare the contents of pictures whose files were modified, and masks.
+        contents: whether to compare the contents of pictures whose files were modified.
 
     Raises:
         DatasetError: the dataset is damaged, or the targets or fields of the samples are of another kind.
@@ -184,7 +178,6 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     if contents:
         changed_scan_rows = list(_scan_rows_to_convert_again(dataset, known, scan, unchanged))
         unchanged = unchanged[~np.isin(unchanged.scan_rows, changed_scan_rows)]
-        unchanged = unchanged[_have_same_masks(dataset, known, scan, unchanged)]
     removed_known_positions = np.setdiff1d(np.arange(len(known.ids)), unchanged.known_positions)
     new_scan_rows = _sort_by_path(samples, np.setdiff1d(np.arange(len(samples)), unchanged.scan_rows))
 
@@ -226,9 +219,6 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             path=dataset.path,
             remedy=f"leave them as they were, or {_AGAIN}",
         )
-    if (index.mask_checksums is None) != (mask_reader(scan.source) is None):
-        before, now = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
-        raise DatasetError(f"has {before}, but {scan.root} now has {now}", path=dataset.path, remedy=_AGAIN)
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
     if index.targets is not None and samples.targets is not None:
         pairs["target"] = (index.targets, samples.targets)
@@ -312,57 +302,17 @@ def _have_same_labels(
 def _scan_rows_to_convert_again(
     dataset: ConvertedDataset, known: KnownPictures, scan: Scan, matches: Matches
 ) -> Iterator[int]:
-    """Yield the rows in the scan of pictures that have changed, or were rejected and can be converted now.
-
-    A rejected picture may have become readable; or its mask, of which nothing is recorded, may exist now.
-    """
+    """Yield the rows in the scan of pictures that have changed, or were unreadable and can be read now."""
     scan_rows, known_positions = matches.scan_rows, matches.known_positions
     times = known.state.modified_ns[known_positions]
     times = np.where(times == 0, -1, times)  # 0 is unknown, as in a dataset in memory: compare the bytes
     checksums = known.state.checksums[known_positions]
     yield from changed_rows(scan, scan_rows, times, checksums)
-    rendering, rejected = dataset.manifest.recipe.rendering, dataset.manifest.rejected
     was_unreadable = (checksums == UNREADABLE) & (scan.samples.modified_ns[scan_rows] != times)
-    may_have_masks = np.zeros(len(matches), np.bool_)
-    if mask_reader(scan.source) is not None:
-        fatal_ids = [picture.id for picture in rejected if picture.reason == KILLED]
-        is_rejected = known.index_rows[known_positions] < 0
-        may_have_masks = is_rejected & ~np.isin(known.ids[known_positions], fatal_ids)
-    for number in np.flatnonzero(was_unreadable | may_have_masks).tolist():  # one by one: some may be large
-        scan_row = int(scan_rows[number])
-        ref = scan.samples[scan_row]
+    for scan_row in scan_rows[was_unreadable].tolist():  # one by one: some may be large
         with suppress(ImageError):
-            data = scan.source.read(ref, rendering.max_pixels)
-            if not was_unreadable[number]:
-                size = images.render(data, scan.source.where(ref), rendering)[1]
-                render_mask(scan.source, ref, size, rendering)
+            scan.source.read(scan.samples[scan_row], dataset.manifest.recipe.max_pixels)
             yield scan_row
-
-
-def _have_same_masks(
-    dataset: ConvertedDataset, known: KnownPictures, scan: Scan, matches: Matches
-) -> npt.NDArray[np.bool_]:
-    """Return bool [m]: whether the pictures still have their masks; True for rejected ones."""
-    checksums, sizes = known.index.mask_checksums, known.index.source_sizes
-    result = np.ones(len(matches), np.bool_)
-    if checksums is None:
-        return result
-    index_rows = known.index_rows[matches.known_positions]
-    converted = index_rows >= 0
-
-    def is_same(scan_row: int, index_row: int) -> bool:
-        width, height = sizes[index_row].tolist()
-        ref = scan.samples[scan_row]
-        try:
-            mask = render_mask(scan.source, ref, (width, height), dataset.manifest.recipe.rendering)
-        except ImageError:  # the conversion rejects the picture by name
-            return False
-        return mask is not None and checksum_of(mask) == checksums[index_row]
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        scan_rows = matches.scan_rows[converted].tolist()
-        result[converted] = list(pool.map(is_same, scan_rows, index_rows[converted].tolist()))
-    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -444,7 +394,7 @@ def _check_same_settings(dataset: ConvertedDataset, recipe: Recipe, options: Sou
     old_options, new_options = manifest.source_options, options.to_json()
     for name in sorted({*old_options, *new_options}):
         before, now = old_options.get(name), new_options.get(name)
-        if before != now and (name not in _FOLDER_OPTIONS or before is None or now is None):
+        if before != now and (name != "root" or before is None or now is None):
             phrases.append(f"{name} {before}, asked for {now}")
     if phrases:
         raise DatasetError(

@@ -1,7 +1,6 @@
 """Verify a converted dataset: against its manifest, and against its source.
 
-Against its source, each stored picture must be what the converter makes of it today: pixels, label, fields,
-mask.
+Against its source, each stored picture must be what the converter makes of it today: pixels, label, fields.
 """
 
 import math
@@ -24,7 +23,7 @@ from precache.dataset.manifest import ManifestError
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS, Sample, StoredSample
-from precache.pictures import images, jpeg, masks
+from precache.pictures import images, jpeg
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import size_text
@@ -32,7 +31,6 @@ from precache.recipe import Recipe, flag_name
 from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import UNREADABLE, SampleRef, Scan, picture_checksum, prepare_scan
-from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -115,7 +113,6 @@ def verify_deep(
     source: Any,
     *,
     root: str | None = None,
-    mask: str | None = None,
     workers: int | None = None,
     on_progress: Progress = no_progress,
 ) -> DeepReport:
@@ -127,8 +124,8 @@ def verify_deep(
     Args:
         path: the converted dataset, a folder or a URL.
         source: the source that it was made from.
-        root, mask: folders that hold the pictures of a table, and the masks, now; default those of the
-            conversion. A relative path begins in the working folder.
+        root: folder that holds the pictures of a table now; default that of the conversion. A relative path
+            begins in the working folder.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures compared, pictures in all).
 
@@ -139,20 +136,20 @@ def verify_deep(
     workers = engines.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    new_folders = {name: folder for name, folder in (("root", root), ("mask", mask)) if folder is not None}
-    options = SourceOptions.from_json({**manifest.source_options, **new_folders})
+    options = SourceOptions.from_json(manifest.source_options)
+    if root is not None:
+        options = replace(options, root=root)
     try:
         opened = open_source(source, options)
     except OptionNotTakenError as error:
-        if error.option in new_folders:
+        if root is not None and error.option == "root":
             raise
         raise DatasetError(
             f"was not made from {source}, but with {flag_name(error.option)}, which is not for {error.kind}",
             path=path,
             remedy="name the source that it was made from",
         ) from error
-    scan, _ = prepare_scan(opened.scan(), manifest.recipe, options)
-    scan, checksums = _match_scan(dataset, scan)
+    scan, checksums = _match_scan(dataset, prepare_scan(opened.scan(), manifest.recipe))
     report = engines.progress_counter(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)
     workers = min(workers, len(manifest.shards))
@@ -297,7 +294,7 @@ class _Comparison:
         return _Compared(ref.path, jpeg.psnr(stored, reference), problem)
 
     def _annotation_difference(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
-        """Return how path, target, fields or mask of a sample in its shard differ from the source; else "".
+        """Return how path, target or fields of a sample in its shard differ from the source; else "".
 
         The target and fields in the index equal those of the source, see `_match_scan`.
         """
@@ -307,23 +304,7 @@ class _Comparison:
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
             return "has a path, target or fields that differ from its source's"
-        rendering = self.dataset.manifest.recipe.rendering
-        try:
-            source_mask = render_mask(self.source, ref, (width, height), rendering)
-            mask = sample.mask
-            if isinstance(mask, bytes):
-                mask = masks.decode(mask, images.fitted_size(width, height, rendering)[::-1])
-            if mask is not None:
-                task.index.check_mask(row, mask, task.name)
-        except ImageError as error:
-            return f"has a mask that differs from its source's ({error.reason_and_remedy})"
-        except ValueError as error:
-            return f"has a mask that cannot be decoded ({error})"
-        if mask is not None and source_mask is not None:
-            return "" if np.array_equal(mask, source_mask) else "has a mask that differs from its source's"
-        if mask is None and source_mask is None:
-            return ""
-        return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
+        return ""
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:

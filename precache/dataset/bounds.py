@@ -57,7 +57,6 @@ _COLUMNS: dict[str, _ColumnForm] = {
     "paths": (np.uint8, ("bytes of paths",)),
     "ends:paths": (np.int64, ("samples",)),
     "shapes": (np.int32, ("samples", 2)),
-    "mask_checksums": (np.uint64, ("samples",)),
     "removed": (np.uint8, ("samples",)),
     "shard:splits": (np.int32, ("shards",)),
     "shard:numbers": (np.int64, ("shards",)),
@@ -154,9 +153,8 @@ def check_columns(
         if has_ends:
             required[f"ends:{name}"] = np.int64, ("samples",)
     for name in sorted(required.keys() ^ columns.keys()):
-        if name != "mask_checksums":
-            problem = "is missing" if name in required else "is none of such an index"
-            raise ValueError(f"column {name!r:.99} {problem}")
+        problem = "is missing" if name in required else "is none of such an index"
+        raise ValueError(f"column {name!r:.99} {problem}")
     counts = {
         "files": shard_files,
         "rejected": content["counts"]["rejected"],
@@ -173,11 +171,6 @@ def check_columns(
             expected = counts.setdefault(side, count) if isinstance(side, str) else side
             if count != expected:
                 raise ValueError(f"column {name!r:.99} has {count:,} {side}, expected {expected:,}")
-    if "boxes" in content["source_options"]:
-        boxes = f"value:{content['source_options']['boxes']}"
-        shape = columns[boxes][1] if kinds.get(boxes) == ("ragged",) else ()
-        if shape[1:] != (4,) and shape[:1] != (0,):
-            raise ValueError(f"{boxes!r:.99} is no field of boxes")
 
 
 def _required_columns(content: Mapping[str, Any], *, has_shapes: bool) -> dict[str, _ColumnForm]:

@@ -3,7 +3,7 @@
     int      int64 [n]                        one integer each
     float    float64 [n]                      one number each
     vector   int64 or float64 [n, k]          k numbers each
-    ragged   int64 or float64 [t] or [t, k]   any number of numbers each, or of rows of k, such as boxes
+    ragged   int64 or float64 [t] or [t, k]   any number of numbers each, or of rows of k
     text     uint8 [t]                        UTF-8, one text behind the other
 
 The values of the last two lie one behind the other, t of all samples together, and come with `ends`, int64
@@ -160,7 +160,7 @@ class Column:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of one row of `values`: `[k]` for a vector or a list of boxes, empty for single numbers."""
+        """Shape of one row of `values`: `[k]` for a vector or a list of rows, empty for single numbers."""
         return self._values.shape[1:]
 
     def __len__(self) -> int:

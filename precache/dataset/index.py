@@ -15,7 +15,6 @@ Columns of the n samples, in written order:
     value:NAME                       the field of this name, of any kind of `precache.dataset.columns`
     targets                          targets, of any such kind, where samples have not just one class each
     shapes            int32  [n, 2]  height and width of the stored picture, in pixels, where these vary
-    mask_checksums    uint64 [n]     XXH3-64 of the pixels of the masks, where there are any
     removed           uint8  [n]     1 for a sample that is no longer served, because an update found its
                                      picture gone or changed; only where there are such samples
 
@@ -212,11 +211,6 @@ class SampleIndex:
         return self["shapes"].values if "shapes" in self else None
 
     @property
-    def mask_checksums(self) -> Checksums | None:
-        """Checksum of each mask, uint64 [n]; None if there are no masks."""
-        return self["mask_checksums"].values if "mask_checksums" in self else None
-
-    @property
     def targets(self) -> Column | None:
         """Targets of the samples; None if each is labelled with one class, or with nothing."""
         return self.get("targets")
@@ -267,15 +261,6 @@ class SampleIndex:
         """
         if damage or checksum_of(stored) != self["checksums"][row]:
             raise self.error(row, file, damage)
-
-    def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
-        """Compare the mask of a sample that was read from a shard with its checksum; raises as `check`."""
-        if "mask_checksums" in self and checksum_of(mask) != self["mask_checksums"][row]:
-            raise SampleError(
-                self._sample_name(row, file),
-                "its mask changed since it was written (checksum)",
-                remedy=REMEDY,
-            )
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """Make the error to raise when the sample at `row` is damaged; arguments as of `check`."""

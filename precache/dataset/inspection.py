@@ -158,8 +158,6 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     }
     if fields:
         result["fields"] = printable(fields)
-    if "mask" in manifest.source_options:
-        result["masks"] = "one for each picture"
     result["on disk"] = f"{human_bytes(manifest.stored_bytes)} in {quantity(len(manifest.shards), 'shard')}"
     result["source"] = f"{quantity(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}"
     # not the source's path, which is not on record: the same source may lie anywhere

@@ -1,8 +1,6 @@
 """Parts that all formats share: samples as they are written and read, protocols of writers, and errors."""
 
-import os
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy.typing as npt
 from precache.errors import DatasetError, ImageError, os_reason, shell_command
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
-from precache.storage import open_regular, read_descriptor_at, read_regular
+from precache.storage import open_regular, read_regular
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
@@ -35,8 +33,6 @@ class Sample:
         target: label that is not one class, as JSON has it: a list of class indices, a number, or a list of
             numbers; else None.
         fields: name -> value of the sample's fields, as JSON has them.
-        mask: uint8 [height, width], of the height and width of `data`, see `precache.pictures.masks`; all
-            samples of a dataset have one, or none has.
     """
 
     id: int
@@ -46,7 +42,6 @@ class Sample:
     original_size: tuple[int, int]
     target: Any = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    mask: Pixels | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,6 @@ class StoredSample:
         data: bytes of a JPEG, or pixels, uint8 [height, width, channels].
         damage: what is wrong, if the format's own checksum does not match; then no other value may be used.
         annotations: bytes that `Format.annotations` has made.
-        mask: a PNG, or uint8 [height, width]; None if the sample has none.
     """
 
     id: int
@@ -67,7 +61,6 @@ class StoredSample:
     data: bytes | Pixels
     damage: str = ""
     annotations: bytes = b""
-    mask: bytes | Pixels | None = None
 
     def pixels(self, path: str, channels: int = 3) -> Pixels:
         """Decode the picture to uint8 [height, width, channels].
@@ -133,57 +126,6 @@ class ShardWriter(Protocol):
         """Remove what was written; also after `finish` has raised."""
 
 
-class MaskFile(Protocol):
-    """Masks of an open shard; several threads may read them at a time."""
-
-    def read_mask(self, row: int) -> bytes | Pixels:
-        """Read the mask of the sample at `row`: a PNG, or uint8 [height, width].
-
-        Raises:
-            DatasetError: the mask cannot be read.
-        """
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-
-
-class EncodedMasks:
-    """Masks that a shard holds as PNGs, or as PNGs within records.
-
-    Args:
-        path: path of the shard.
-        places: (first byte, bytes) of each mask, or of the record that it is in.
-        extract: takes the PNG out of the bytes at such a place; ValueError if there is none.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        places: Sequence[tuple[int, int]],
-        extract: Callable[[bytes], bytes] = lambda stored: stored,
-    ) -> None:
-        self._path, self._places, self._extract = path, places, extract
-        self._file = open_shard(path)
-
-    def read_mask(self, row: int) -> bytes:
-        """Read the PNG of the mask in this row; DatasetError if it cannot be read."""
-        try:
-            first, length = self._places[row]
-            if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
-                raise ValueError(f"its index says {length:,} bytes from {first:,} on")
-            return self._extract(read_descriptor_at(self._file.fileno(), first, length))
-        except (OSError, LookupError, ValueError, struct.error) as error:
-            raise DatasetError(
-                f"the mask in row {row:,} cannot be read ({os_reason(error)})",
-                path=self._path,
-                remedy=shard_remedy(self._path),
-            ) from error
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        self._file.close()
-
-
 def open_shard(path: Path) -> FileIO:
     """Open the shard at `path` unbuffered; DatasetError if it cannot be opened."""
     try:
@@ -215,9 +157,8 @@ class Format:
         find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
             [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
         read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
-        open_masks: opens the masks of a shard; raises DatasetError if its file or its index is damaged.
-        annotations: encodes what a shard stores beside picture, id, label and mask of a sample: the path of
-            its source, its target and its fields; empty if the dataset's index alone has them.
+        annotations: encodes what a shard stores beside picture, id and label of a sample: the path of its
+            source, its target and its fields; empty if the dataset's index alone has them.
         holds_pixels: whether shards hold decoded pixels; else they hold JPEGs.
         bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
         bytes_per_shard: bytes of a shard in addition to its samples, on average.
@@ -229,7 +170,6 @@ class Format:
     read_shard: Callable[[Path], Iterator[StoredSample]]
     find_samples: Callable[[Path], Places]
     read_sample: Callable[[bytes], StoredSample]
-    open_masks: Callable[[Path], MaskFile]
     annotations: Callable[[Sample], bytes]
     holds_pixels: bool
     bytes_per_sample: int

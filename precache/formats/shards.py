@@ -17,10 +17,6 @@ If the pictures have sizes of their own:
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
                         or int32 [n, 3] with the channels of each, where there are not three
 
-If there are masks (see `precache.pictures.masks`), they are the last array:
-
-    then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
-
 A label is -1 where a sample has no class, or several; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, which direct reads and mappings need.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
@@ -40,7 +36,6 @@ import numpy.typing as npt
 from precache.errors import DatasetError, os_reason
 from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
-from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 from precache.storage.output import OutputFile
 
@@ -49,7 +44,6 @@ SUFFIX = ".safetensors"
 DATA_START = 4096
 _DTYPES = {1: "U8", 2: "U16"}
 _TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
-_MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
@@ -62,7 +56,6 @@ class ShardsWriter:
         self._labels: list[int] = []
         self._ids: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
-        self._masks: list[Pixels] = []
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
         # replaced by `finish` if pictures are rejected, are not RGB of uint8, or vary in size
         self._first_header = _header(_images_shape(count, size, 3), count, 3, self._dtype)
@@ -76,8 +69,6 @@ class ShardsWriter:
         self._ids.append(sample.id)
         self._shapes.append(pixels.shape)
         self._channels, self._dtype = pixels.shape[2], pixels.dtype
-        if sample.mask is not None:
-            self._masks.append(sample.mask)
 
     def finish(self) -> list[OutputFile]:
         """Write the arrays behind the pixels, and close the file, which is not durable yet."""
@@ -94,10 +85,7 @@ class ShardsWriter:
             if self._size is None:
                 file.write(offsets.astype("<i8").tobytes())
                 file.write(shapes[:, : _shapes_columns(channels)].astype("<i4").tobytes())
-            for mask in self._masks:
-                file.write(mask.data)
-            masks_bytes = sum(mask.nbytes for mask in self._masks)
-            header = _header(images_shape, count, channels, self._dtype, masks_bytes)
+            header = _header(images_shape, count, channels, self._dtype)
             if header != self._first_header:
                 file.replace_start(self._first_header, header)
         return [self._file]
@@ -111,9 +99,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """Yield the samples of the shard at `path`, in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = shard.read_picture(row)
-            mask = shard.read_mask(row) if shard.has_masks else None
-            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
+            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), shard.read_picture(row))
 
 
 def find_samples(path: Path) -> Places:
@@ -134,7 +120,6 @@ class ShardFile:
         starts: int64 [n], first byte of each picture in the file.
         labels: int64 [n], class of each sample, or -1.
         ids: int64 [n], id of each sample.
-        has_masks: whether the pictures have masks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,14 +135,10 @@ class ShardFile:
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
             header = _read_header(path, bytes(start), file_bytes)
-            count, images_shape, masks_start = (
-                header.samples,
-                header.images_shape,
-                file_bytes - header.masks_bytes,
-            )
-            self.dtype, self.has_masks = header.dtype, header.masks_bytes > 0
+            count, images_shape = header.samples, header.images_shape
+            self.dtype = header.dtype
             images_end = DATA_START + math.prod(images_shape) * self.dtype.itemsize
-            tail = memoryview(bytearray(masks_start - images_end))
+            tail = memoryview(bytearray(file_bytes - images_end))
             self._read(tail, images_end)
             self.labels, self.ids = (
                 np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
@@ -168,11 +149,6 @@ class ShardFile:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
                 self.channels = header.channels
             self.starts = picture_starts(self.shapes, self.channels * self.dtype.itemsize)
-            self._mask_ends = masks_start + np.cumsum(self.shapes.prod(axis=1))
-            if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
-                raise DatasetError(
-                    "its masks do not fit its pictures (damaged?)", path=path, remedy=shard_remedy(path)
-                )
         except BaseException:
             self._file.close()
             raise
@@ -186,12 +162,6 @@ class ShardFile:
         pixels = np.empty((*self.shapes[sample], self.channels), self.dtype)
         self._read(pixels.data.cast("B"), int(self.starts[sample]))
         return pixels
-
-    def read_mask(self, row: int) -> Pixels:
-        """Read the mask of picture `row`, uint8 [height, width]; raises as `read_picture`."""
-        mask = np.empty(self.shapes[row], np.uint8)
-        self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
-        return mask
 
     @property
     def descriptor(self) -> int:
@@ -256,20 +226,11 @@ def _shapes_columns(channels: int) -> int:
     return 2 if channels == 3 else 3
 
 
-def _header(
-    images_shape: list[int], count: int, channels: int, dtype: np.dtype[Any], masks_bytes: int = 0
-) -> bytes:
+def _header(images_shape: list[int], count: int, channels: int, dtype: np.dtype[Any]) -> bytes:
     """Make the first 4,096 bytes of a shard: the length of the header, and the header."""
-    sizes_vary = len(images_shape) == 1
     tensors = [("images", _DTYPES[dtype.itemsize], dtype.itemsize)]
-    tensors += _TENSORS_OF_VARYING if sizes_vary else _TENSORS
-    if masks_bytes:
-        tensors.append(_MASKS)
-    shapes = {
-        "images": images_shape,
-        "shapes": [count, _shapes_columns(channels)],
-        "masks": [masks_bytes] if sizes_vary else images_shape[:3],
-    }
+    tensors += _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    shapes = {"images": images_shape, "shapes": [count, _shapes_columns(channels)]}
     header: dict[str, Any] = {}
     start = 0
     for name, kind, width in tensors:
@@ -288,7 +249,6 @@ class _ShardHeader(NamedTuple):
     samples: int
     channels: int
     dtype: np.dtype[Any]
-    masks_bytes: int
 
 
 def _parse_header(start: bytes) -> _ShardHeader | None:
@@ -297,8 +257,7 @@ def _parse_header(start: bytes) -> _ShardHeader | None:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
         dtype = np.dtype({"U8": "u1", "U16": "<u2"}[header["images"]["dtype"]])
-        masks_shape = header.get("masks", {"shape": [0]})["shape"]
-        if not all(type(side) is int and side >= 0 for side in (*shape, count, *masks_shape)):
+        if not all(type(side) is int and side >= 0 for side in (*shape, count)):
             return None
         if len(shape) == 1:
             channels = 3 if header["shapes"]["shape"][1] == 2 else 0
@@ -306,12 +265,11 @@ def _parse_header(start: bytes) -> _ShardHeader | None:
             channels = shape[3]
             if len(shape) != 4 or shape[0] != count or min(shape[1:]) == 0:
                 return None
-        masks_bytes = math.prod(masks_shape)
-        if start != _header(shape, count, channels, dtype, masks_bytes):
+        if start != _header(shape, count, channels, dtype):
             return None
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         return None
-    return _ShardHeader(shape, count, channels, dtype, masks_bytes)
+    return _ShardHeader(shape, count, channels, dtype)
 
 
 def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
@@ -325,7 +283,7 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
     if len(header.images_shape) == 1:
         sample_bytes += 8 + 4 * _shapes_columns(header.channels)  # of offset and shape
     images_bytes = math.prod(header.images_shape) * header.dtype.itemsize
-    expected_bytes = DATA_START + images_bytes + header.samples * sample_bytes + header.masks_bytes
+    expected_bytes = DATA_START + images_bytes + header.samples * sample_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?)",
@@ -362,7 +320,6 @@ FORMAT = Format(
     find_samples=find_samples,
     # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
-    open_masks=ShardFile,
     annotations=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id

@@ -5,7 +5,6 @@
                     image/encoded      bytes   a baseline JPEG of the recipe's size, fit and quality
                     image/class/label  int64   the label; only where samples have one class each
                     sample/id          int64   the sample's id
-                    mask/encoded       bytes   where there are masks, see `precache.pictures.masks`: a PNG
                     target             int64   indices of classes; or float: numbers to be predicted
                     field/NAME         int64, float or bytes (UTF-8), one value or a flat list of them
                     shape/NAME         int64   the shape of field/NAME, where that is a list
@@ -27,16 +26,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import (
-    EncodedMasks,
-    Format,
-    Places,
-    Sample,
-    StoredSample,
-    read_index,
-    shard_remedy,
-)
-from precache.pictures import masks
+from precache.formats.base import Format, Places, Sample, StoredSample, read_index, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -45,7 +35,7 @@ SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
 _DAMAGE = "its record does not match its checksum; run 'precache verify' on its folder"
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
-TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
+TARGET_KEY, FIELD_KEY, SHAPE_KEY = "target", "field/", "shape/"
 
 
 class TFRecordWriter:
@@ -104,18 +94,6 @@ def read_sample(stored: bytes) -> StoredSample:
         raise ValueError(f"no record ({error})") from error
 
 
-def open_masks(path: Path) -> EncodedMasks:
-    """Open the masks of the TFRecord file at `path`."""
-    return EncodedMasks(path, find_samples(path).tolist(), _read_mask)
-
-
-def _read_mask(record: bytes) -> bytes:
-    mask = _decode_example(memoryview(record)[12:-4]).mask
-    if not isinstance(mask, bytes):
-        raise ValueError("there is none")
-    return mask
-
-
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
     """Yield the data of each record as a view, and whether it matches its checksum."""
     position = 0
@@ -157,13 +135,11 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 def _encode_example(sample: Sample) -> bytes:
     features = {IMAGE_KEY: _feature(bytes(sample.data)), **_annotation_features(sample)}
-    if sample.mask is not None:
-        features[MASK_KEY] = _feature(masks.encode(sample.mask))
     return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
 
 
 def _annotations(sample: Sample) -> bytes:
-    """Encode all features but picture and mask, as `_decode_example` joins them."""
+    """Encode all features but the picture, as `_decode_example` joins them."""
     return b"".join(_entry(key, value) for key, value in _annotation_features(sample).items())
 
 
@@ -207,14 +183,13 @@ def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of 
             parts = dict(_fields(entry))
             key = str(parts[1], "utf-8")
             features[key] = parts.get(2, data[:0])
-            if key not in (IMAGE_KEY, MASK_KEY):
+            if key != IMAGE_KEY:
                 annotations.append(entry)
     return StoredSample(
         id=_int(features[ID_KEY]),
         label=_int(features[LABEL_KEY]) if LABEL_KEY in features else -1,
         data=bytes(_list_content(features[IMAGE_KEY], _BYTES_LIST)),
         annotations=b"".join(annotations),
-        mask=bytes(_list_content(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None,
     )
 
 
@@ -292,7 +267,6 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
-    open_masks=open_masks,
     annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=120,  # keys, lengths and checksums

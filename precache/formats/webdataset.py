@@ -4,7 +4,6 @@
     00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
     00000042.json   {"height": ..., "path": ..., "width": ...} of the source picture; where there are any,
                     also "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
-    00000042.mask.png   the mask, see `precache.pictures.masks`, where there is one
 
 Fields have an object of their own, because one may be called `width`. The key is the sample's id in 8 digits.
 The tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The
@@ -16,21 +15,11 @@ https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 import json
 import tarfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import (
-    EncodedMasks,
-    Format,
-    Places,
-    Sample,
-    StoredSample,
-    read_index,
-    shard_remedy,
-)
-from precache.pictures import masks
+from precache.formats.base import Format, Places, Sample, StoredSample, read_index, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -54,8 +43,6 @@ class WebDatasetWriter:
         contents = {"jpg": bytes(sample.data)}
         if sample.label >= 0:
             contents["cls"] = str(sample.label).encode()
-        if sample.mask is not None:
-            contents["mask.png"] = masks.encode(sample.mask)
         contents["json"] = _annotations(sample)
         entries = []
         for extension, content in contents.items():
@@ -91,7 +78,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             parts[extension] = data
             if extension == b"json":  # the last file of a sample
                 jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
-                yield StoredSample(int(key), label, jpeg, annotations=data, mask=parts.get(b"mask.png"))
+                yield StoredSample(int(key), label, jpeg, annotations=data)
                 parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(
@@ -101,27 +88,18 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 
 def find_samples(path: Path) -> Places:
     """Read first byte and bytes of each picture, its tar header included, from the index of a tar."""
-    return read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "jpg", _BLOCK))
+    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
-def open_masks(path: Path) -> EncodedMasks:
-    """Open the masks of the tar at `path`."""
-    index = read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "mask.png", 0))
-    return EncodedMasks(path, index.tolist())
-
-
-def _parse_index(extension: str, header_bytes: int, lines: list[list[str]]) -> Iterator[tuple[int, int]]:
-    """Yield first byte and bytes of each sample's file with this extension.
-
-    The `header_bytes` before the file are counted in.
-    """
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    """Yield first byte and bytes of each picture, its tar header included."""
     first, *others = lines
     if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
     for words in others:
         places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = places[extension]
-        yield int(start) - header_bytes, int(size) + header_bytes
+        start, size = places["jpg"]
+        yield int(start) - _BLOCK, int(size) + _BLOCK
 
 
 def read_sample(stored: bytes) -> StoredSample:
@@ -185,7 +163,6 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
-    open_masks=open_masks,
     annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index

@@ -50,7 +50,6 @@ CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
 """Number of channels for each value of `Rendering.channels`."""
 
 
-_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # nearest is for masks
 _EMPTY = "the file is empty"
 # Pillow's message where it was compiled without a library
 _MISSING_CODEC = re.compile(r"decoder (\w+) not available")
@@ -360,7 +359,7 @@ def _resize(
         image = image.convert(mode)
     if (right - left, bottom - top) == size:
         return _pixels(image.crop((round(left), round(top), round(right), round(bottom))), mode)
-    return _pixels(image.resize(size, _KERNELS[rendering.resample], (left, top, right, bottom)), mode)
+    return _pixels(image.resize(size, RESAMPLING[rendering.resample], (left, top, right, bottom)), mode)
 
 
 def _pad(decoded: Decoded, rendering: Rendering) -> Pixels:

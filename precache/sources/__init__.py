@@ -37,7 +37,6 @@ from precache.sources import huggingface, parquet, webdataset
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
 from precache.sources.dataset import FolderReader, open_dataset_reader
-from precache.sources.masks import MaskedSource
 from precache.sources.options import (
     DATASET,
     TABLE,
@@ -56,7 +55,7 @@ from precache.sources.webdataset import WebDatasetSource
 from precache.storage import staging
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import Check, call_for_each
-from precache.storage.urls import Location, Url, is_url, local_path, locate
+from precache.storage.urls import Location, Url, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
 
@@ -87,9 +86,6 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     options = options or SourceOptions()
     if isinstance(source, bytes):  # a path, though bytes have __len__ and __getitem__ like a dataset
         source = locate(source)
-    if options.mask is not None:
-        return _open_masked(source, options, options.mask)
-    options = replace(options, boxes=None)  # to a source, boxes are a field like others
     if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
         return source if is_source else _open_dataset(source, options)
@@ -100,38 +96,6 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if isinstance(path, Url):
         return _open_url(path, options)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
-
-
-def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
-    """Open a source whose masks lie in the folder `mask`, or whose table has a column of this name."""
-    options = replace(options, mask=None)
-    if is_url(mask):
-        raise SettingError(
-            f"--mask {mask}: masks are read from a folder of this machine", remedy="copy them first"
-        )
-    pictures = open_source(source, options)
-    is_table_file = False
-    if isinstance(source, str | os.PathLike) and not is_url(source):
-        path = local_path(source)
-        is_table_file = is_table(path) and path.is_file()
-    if not (isinstance(pictures, RowSource) and is_table_file):
-        return MaskedSource(pictures, local_path(mask))
-    (part,) = pictures.parts
-    if mask not in [column.name for column in part.reader.columns()]:
-        return MaskedSource(pictures, local_path(mask))
-    _, image = part.choose_columns(options)
-    if image.pictures is not None:
-        raise SettingError(
-            f"--mask {mask}: masks of pictures in Parquet are read from a folder", remedy="name that"
-        )
-    folder = locate(part.folder or "")
-    if isinstance(folder, Url):
-        raise SettingError(
-            f"--mask {mask}: masks of pictures at a URL are read from a folder", remedy="name that folder"
-        )
-    fields = tuple(dict.fromkeys((*options.fields, mask)))
-    pictures = replace(pictures, options=replace(pictures.options, fields=fields))
-    return MaskedSource(pictures, folder, mask, is_field=mask in options.fields)
 
 
 def _open_by_name(place: Location, options: SourceOptions) -> Source | None:

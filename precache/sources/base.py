@@ -27,7 +27,6 @@ from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
 from precache.reporting import quantity, warn
-from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
 
 ANY_SIZE = 1 << 60
@@ -304,9 +303,7 @@ class Source(Protocol):
     A source may have these attributes and methods, too:
 
     - `reads_at_a_time`, an integer: how many pictures to request at a time from a slow storage;
-    - `read_mask(ref, max_pixels)`, see `precache.sources.masks.ReadMask`, if its pictures have masks;
-    - `prepare(scan, recipe, options)`, which adapts the scan and the options to the recipe, see
-      `prepare_scan`.
+    - `prepare(scan, recipe)`, which adapts the scan to the recipe, see `prepare_scan`.
     """
 
     @property
@@ -403,14 +400,14 @@ class Scan:
         return self.root
 
 
-def prepare_scan(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
-    """Adapt scan and options to the recipe, if the source has `prepare`; else return them unchanged.
+def prepare_scan(scan: Scan, recipe: Recipe) -> Scan:
+    """Adapt the scan to the recipe, if the source has `prepare`; else return it unchanged.
 
     Raises:
         SettingError: the source cannot be converted by this recipe.
     """
     prepare = getattr(scan.source, "prepare", None)
-    return (scan, options) if prepare is None else prepare(scan, recipe, options)
+    return scan if prepare is None else prepare(scan, recipe)
 
 
 ReadPicture: TypeAlias = Callable[[], "bytes | Image.Image"]

@@ -1,7 +1,7 @@
 """Converted datasets as sources, to convert them to another format, a smaller size or other splits.
 
 Pictures are read as they are stored, as pixels or JPEGs, and compared with their checksums. Ids, labels,
-paths, targets, fields and masks are kept, and also the splits, unless the recipe has others. The options
+paths, targets and fields are kept, and also the splits, unless the recipe has others. The options
 `classes` and `ids` select some of the samples; the others count as ignored.
 """
 
@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
@@ -55,7 +53,6 @@ class ConvertedSource:
         ends: int64 [shards], number of samples up to the end of each shard.
         checksums: uint64 [n], checksum of each stored picture.
         shapes: int32 [n, 2], height and width of each stored picture; None if all have the recipe's size.
-        mask_checksums: uint64 [n], checksum of each mask's pixels; None without masks.
     """
 
     dataset: ConvertedDataset
@@ -64,7 +61,6 @@ class ConvertedSource:
     ends: Ints
     checksums: Checksums
     shapes: Sizes | None
-    mask_checksums: Checksums | None
 
     @property
     def root(self) -> Location:
@@ -139,12 +135,11 @@ class ConvertedSource:
         file_name = self.dataset.manifest.shards[shard].file_name
         return f"{self.root / file_name}: sample {self.ids[ref.place]} ({ref.path})"
 
-    def prepare(self, scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
-        """Adapt the scan to `recipe`, and return it with the options, which name the dataset's boxes.
+    def prepare(self, scan: Scan, recipe: Recipe) -> Scan:
+        """Adapt the scan to `recipe`.
 
-        Pictures that keep their size also keep the size of their originals. Resized ones become originals
-        themselves, and their boxes are moved from the original pictures to the stored ones. The scan gets a
-        warning if JPEGs lose quality.
+        Pictures that keep their size also keep the size of their originals; resized ones become originals
+        themselves. The scan gets a warning if JPEGs lose quality.
 
         Raises:
             SettingError: the pictures would be enlarged, or have more than 8 bits.
@@ -158,24 +153,20 @@ class ConvertedSource:
                 path=self.root,
             )
         _check_not_enlarged(self, stored, recipe)
-        samples, boxes = scan.samples, manifest.source_options.get("boxes")
+        samples = scan.samples
         if recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list:  # leave the splits to the recipe
             all_rows, no_splits = np.arange(len(samples)), np.zeros(len(samples), np.int64)
             samples = samples.select(all_rows, no_splits, ("",))
-        original_sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
-        if _keeps_size(stored, recipe) and self.mask_checksums is None:
-            samples.original_sizes = original_sizes
-        elif boxes is not None:
-            samples.fields[boxes] = fit_boxes(samples.fields[boxes], original_sizes, stored.rendering)
         has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
-        if has_jpegs and not _keeps_size(stored, recipe):
+        if (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge):
+            samples.original_sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
+        elif has_jpegs:
             warning = (
                 f"{self.root}: holds JPEGs, and what is resized is written as JPEG a second time, at quality "
                 f"{recipe.quality}, which costs some of its quality"
             )
             scan = replace(scan, warnings=(*scan.warnings, warning))
-        scan = replace(scan, samples=samples)
-        return scan, replace(options, boxes=boxes or options.boxes)
+        return replace(scan, samples=samples)
 
     def _locate(self, place: int) -> tuple[int, int]:
         """Return the shard of the sample at `place` in stored order, and its row in the shard."""
@@ -214,25 +205,6 @@ class ConvertedSource:
         )
 
 
-class _MaskedConvertedSource(ConvertedSource):
-    """A converted dataset with masks as a `Source`."""
-
-    def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes | Image.Image, str]:
-        """Return the stored mask, whose size the caller compares with the picture's, and its name."""
-        number, row = self._locate(ref.place)
-        entry = self.dataset.manifest.shards[number]
-        with self.dataset.local_files(*entry.files):
-            path = self.dataset.shard_path(entry)
-            with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
-                mask = file.read_mask(row)
-        if isinstance(mask, bytes):
-            return mask, f"in {path}"  # a PNG has checksums of its own
-        if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[ref.place]:
-            reason = "its mask changed since it was written (checksum)"
-            raise SampleError(self.where(ref), reason, remedy=REMEDY)
-        return Image.fromarray(mask), f"in {path}"
-
-
 def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
     """Open the converted dataset in a folder or at a URL.
 
@@ -244,10 +216,7 @@ def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
     dataset = open_dataset(path)
     index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
-    source_class = ConvertedSource if index.mask_checksums is None else _MaskedConvertedSource
-    return source_class(
-        dataset, options, index.ids, ends, index.checksums, index.shapes, index.mask_checksums
-    )
+    return ConvertedSource(dataset, options, index.ids, ends, index.checksums, index.shapes)
 
 
 def _selection(index: SampleIndex, classes: Sequence[str], options: SourceOptions) -> npt.NDArray[np.bool_]:
@@ -318,11 +287,6 @@ def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
             remedy="leave them out",
         )
     return is_listed
-
-
-def _keeps_size(stored: Recipe, recipe: Recipe) -> bool:
-    """Return whether `recipe` gives the pictures the size that they are stored at."""
-    return (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge)
 
 
 def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:

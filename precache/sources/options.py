@@ -52,7 +52,7 @@ class SourceOptions:
 
     The help of each option is in its field, see `option_help`. A `separator` splits a text into the names of
     several classes, so `target` is `classes` then. `classes` selects samples that have any of these classes,
-    and `ids` restricts them further. Boxes are `[k, 4]`, in pixels of the picture.
+    and `ids` restricts them further.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -80,10 +80,6 @@ class SourceOptions:
     class_depth: int | None = _option(
         "How deep class folders lie in a tree; 0 if there are no classes.  [default: 1]", TREE
     )
-    mask: str | None = _option(
-        "Folder of masks, with MASKS/cat/1.png for the picture cat/1.jpg; or the column of them in a table."
-    )
-    boxes: str | None = _option("Column of boxes, as [[left, top, right, bottom], ...].")
     classes: tuple[str, ...] = _option(
         "Take only samples of these classes of a converted dataset, as cat,dog.", CONVERTED, default=()
     )
@@ -101,9 +97,8 @@ class SourceOptions:
             texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
-        for path in (self.root, self.mask):
-            if path:
-                locate(path)  # raises SettingError for a URL that cannot be read
+        if self.root:
+            locate(self.root)  # raises SettingError for a URL that cannot be read
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:

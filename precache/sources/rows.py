@@ -1,8 +1,8 @@
 """Tables and datasets as a source: each row is a sample, and columns are pictures, labels, splits and fields.
 
-One column holds the picture, or the path of its file; others hold its label, its split and its fields, such
-as boxes or the path of a mask. A `RowReader` reads the rows of one kind of table or dataset, and `RowSource`
-does everything else. To add a kind, write a reader, and open it in `precache.sources`.
+One column holds the picture, or the path of its file; others hold its label, its split and its fields. A
+`RowReader` reads the rows of one kind of table or dataset, and `RowSource` does everything else. To add a
+kind, write a reader, and open it in `precache.sources`.
 
     precache.sources.table          CSV, TSV and JSON lines, with the paths of pictures
     precache.sources.parquet        Parquet, with paths or with the pictures

@@ -19,16 +19,12 @@ from loaders.read import decoding
 from loaders.settings import LoaderSpec
 from precache import Recipe, convert
 from precache.example_data.sample_tree import make_sample
-from precache.sources import SourceOptions
 from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
-from tests.labelled_pictures import draw_trees
-from tests.loaders.test_masks import spoil_a_mask
 
 FLOAT = {"dtype": torch.float32}
 TRAIN = {"augment": "train", "size": 20}
-SKIP = {"on_error": "skip"}
 JITTER = {"augment": loaders.RandomAugmentation(brightness=0.4, saturation=0.4, hue=0.1), "size": 20}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-uint8": ("shards", {}),
@@ -49,13 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dali-cache-on-the-device": ("webdataset", {"backend": "dali", "cache": "device", **FLOAT}),
     "share-on-the-device": ("shards", {"cache": "device", **FLOAT}),
     "dali-share-on-the-device": ("webdataset", {"backend": "dali", "cache": "device", **FLOAT}),
-    "masked-shards-train": ("masked-shards", {"cache": "device", **SKIP, **TRAIN}),
-    "masked-dali": ("masked-webdataset", {"backend": "dali", **SKIP}),
 }
-"""Case -> (key of `paths`, settings); in the masked data one mask is damaged, and its picture is skipped."""
+"""Case -> (key of `paths`, settings)."""
 PATH_CASES = [
     "shards-float", "shards-train", "shards-views", "cache-on-the-device-train",
-    "webdataset-float", "pytorch-float", "dali-train", "masked-shards-train", "masked-dali",
+    "webdataset-float", "pytorch-float", "dali-train",
 ]  # fmt: skip
 """Cases whose pictures take different paths to the device."""
 
@@ -65,13 +59,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Data sets of 22 pictures, two full batches and a short one: simulated operations are slow."""
     root = tmp_path_factory.mktemp("small")
     make_sample(root / "raw", images=22, classes=3, seed=2, like="caltech", workers=0)
-    trees = draw_trees(root / "drawn")
     for name in ("shards", "webdataset"):
         recipe = Recipe(format=name, size=24, fit="crop", shard_bytes=4 * 24**2 * 3)
         convert(root / "raw", root / name, recipe, workers=0)
-        masked = SourceOptions(mask=str(trees.masks))
-        convert(trees.photos, root / f"masked-{name}", recipe, workers=0, options=masked)
-        spoil_a_mask(root / f"masked-{name}")
     both = [root / "shards", root / "webdataset"]
     return {**{path.name: path for path in root.iterdir()}, "both": both}
 
@@ -101,9 +91,8 @@ def build(path: Any, device: str = "cuda", **settings: Any) -> loaders.Loader:
 
 
 def copy_parts(batch: loaders.Batch) -> tuple[torch.Tensor, ...]:
-    """Copy views, labels and masks of a batch, by work that may be done after the batch is dropped."""
-    parts = (*batch.views, batch.labels, *(batch.fields[name] for name in batch.fields if name == "mask"))
-    return tuple(part + 0 for part in parts)
+    """Copy views and labels of a batch, by work that may be done after the batch is dropped."""
+    return tuple(part + 0 for part in (*batch.views, batch.labels))
 
 
 def serve(path: Any, epochs: int = 3, device: str = "cuda", **settings: Any) -> Parts:
@@ -133,10 +122,10 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Any]) 
         due = due or served
         assert are_equal(due, served), schedule
     compares_pixels = settings.get("backend") != "synthetic" and "augment" not in settings
-    if compares_pixels or "masked" in case:
+    if compares_pixels:
         on_cpu = serve(paths[kind], device="cpu", **{**settings, "backend": "auto", "cache": None})
         for (images, *rest), (cpu_images, *cpu_rest) in zip(due, on_cpu, strict=True):
-            assert not compares_pixels or torch.allclose(images, cpu_images, atol=1e-5)
+            assert torch.allclose(images, cpu_images, atol=1e-5)
             assert all(map(torch.equal, rest, cpu_rest))
 
 

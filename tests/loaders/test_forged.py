@@ -17,7 +17,6 @@ from precache.dataset import inspection
 from precache.errors import PrecacheError
 from tests import forgery
 from tests.building import build_loader
-from tests.labelled_pictures import draw_trees
 from tests.precache.sources.examples import FIELDS, SAMPLES, example_source
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
@@ -34,10 +33,10 @@ SIDE = 16
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets of every format and target, with fields, boxes, masks, rejected and removed pictures."""
+    """Datasets of every format and target, with fields, rejected and removed pictures."""
     root, paths = tmp_path_factory.mktemp("originals"), []
     fields = FIELDS | {"nothing": [[]] * SAMPLES}
-    settings: dict[str, Any] = {"workers": 0, "max_rejects": 1, "options": SourceOptions(boxes="corners")}
+    settings: dict[str, Any] = {"workers": 0, "max_rejects": 1}
     for name, target, fit in (
         ("shards", "class", "keep"),
         ("webdataset", "classes", "crop"),
@@ -50,10 +49,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings
             )
         paths.append(root / name)
-    trees = draw_trees(root)
-    masked = SourceOptions(mask=str(trees.masks))
-    convert(trees.photos, root / "masked", make_recipe("webdataset", "keep"), workers=0, options=masked)
-    return [*paths, root / "masked"]
+    return paths
 
 
 def make_recipe(name: str, fit: str) -> Recipe:
@@ -98,8 +94,6 @@ def inspect(path: Path) -> None:
 def update(path: Path) -> None:
     manifest = open_dataset(path).manifest
     options = SourceOptions.from_json(manifest.source_options)
-    if options.mask is not None:  # its source was no list of pictures
-        return
     source = example_source(manifest.target, missing=(3, 4))
     convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
 

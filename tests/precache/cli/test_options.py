@@ -9,7 +9,6 @@ from tests.command import check_bad_input, run_here
 
 WITHOUT_EFFECT = (
     ("verify shards --root photos", "--root"),
-    ("verify shards --mask masks", "--mask"),
     ("verify shards --workers 2", "--workers"),
     ("verify shards tree", "precache verify --deep shards tree"),
     ("verify shards --deep", "--deep DST SRC"),

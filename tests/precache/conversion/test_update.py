@@ -1,7 +1,7 @@
 """Updates serve each picture as a new conversion of the edited source serves it.
 
 Every kind of source is edited at random: pictures are added, removed, changed at the same size, damaged and
-repaired; labels and masks change, and masks are removed and added; rows and members change their order.
+repaired; labels change; rows and members change their order.
 """
 
 import io
@@ -53,14 +53,12 @@ class Picture:
 
     Attributes:
         seed: seed of its pixels.
-        mask: seed of its mask; 0: it has none.
         broken: whether its file, of the same size, is no picture.
         written_s: modification time of its file.
     """
 
     seed: int
     label: str
-    mask: int
     broken: bool = False
     written_s: int = 1
 
@@ -88,21 +86,17 @@ class EditedSource:
         for _ in range(8):
             self.add()
         self.edit(times=3)
-        self.change(sorted(self.pictures)[1], mask=0)
 
     def add(self) -> None:
         number = next(self.numbers)
         name = f"{int(self.rng.integers(100)):02}-{number}"
-        self.pictures[name] = Picture(number, "ab"[number % 2], number, written_s=self.round)
+        self.pictures[name] = Picture(number, "ab"[number % 2], written_s=self.round)
 
     def change(self, name: str, **edit: Any) -> None:
         self.pictures[name] = replace(self.pictures[name], **edit)
 
     def edit(self, times: int) -> None:
         self.round += 1
-        if self.round == 3:  # add the masks that are missing
-            for name, picture in self.pictures.items():
-                self.change(name, mask=picture.mask or next(self.numbers))
         for _ in range(times):
             first, *others = sorted(self.pictures)  # the first stays, because a dataset needs a picture
             name, number = str(self.rng.choice(others)), next(self.numbers)
@@ -111,8 +105,6 @@ class EditedSource:
                 {"broken": not self.pictures[name].broken, "written_s": self.round},
                 {"written_s": self.round},
                 {"label": "abc"[number % 3]},
-                {"mask": 0},
-                {"mask": number},
             ]
             choice = int(self.rng.integers(len(edits) + 3))
             if choice < len(edits):
@@ -130,39 +122,29 @@ def files(edited: EditedSource) -> Files:
 
 
 def plain_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
-    """Write the pictures as files, and their masks into a folder beside them."""
+    """Write the pictures as files."""
     shutil.rmtree(folder / "tree", ignore_errors=True)
-    shutil.rmtree(folder / "masks", ignore_errors=True)
     put(folder / "tree", files(edited))
     for name, picture in edited.pictures.items():
         path = Path(picture.label, f"{name}.bmp")
         os.utime(folder / "tree" / path, (picture.written_s, picture.written_s))
-        if picture.mask:
-            labels = np.random.default_rng(picture.mask).integers(0, 256, SHAPE, np.uint8)
-            (folder / "masks" / path).parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(labels).save(folder / "masks" / path)
     return folder / "tree", SourceOptions()
 
 
-def masked_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
-    return plain_tree(edited, folder)[0], SourceOptions(mask=str(folder / "masks"))
-
-
-def masked_table(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
+def table(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
     """Write a table of pictures with several classes each, with splits and fields of every kind."""
     plain_tree(edited, folder)
     names, pictures = [*files(edited)], edited.pictures.values()
     columns: dict[str, list[Any]] = {
         "path": [f"tree/{name}" for name in names],
-        "mask": [f"masks/{name}" for name in names],
-        "label": [f"{picture.label};odd{picture.mask % 3}" for picture in pictures],
+        "label": [f"{picture.label};odd{picture.seed % 3}" for picture in pictures],
         "fold": [["val", "train"][(picture.seed + picture.written_s) % 2] for picture in pictures],
-        "width": [picture.mask for picture in pictures],
+        "width": [picture.seed for picture in pictures],
         "note": [*edited.pictures],
-        "box": [[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
+        "box": [[[1.5, 2, 3, picture.seed]] * (picture.seed % 3) for picture in pictures],
     }
     write_csv(folder / "t.csv", columns)
-    options: dict[str, Any] = {"label": "label", "separator": ";", "target": "classes", "mask": "mask"}
+    options: dict[str, Any] = {"label": "label", "separator": ";", "target": "classes"}
     return folder / "t.csv", SourceOptions(**options, split="fold", fields=("width", "note", "box"))
 
 
@@ -177,8 +159,8 @@ def tarred(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
 
 
 def converted_tree(edited: EditedSource, folder: Path) -> tuple[Any, SourceOptions]:
-    """Convert the tree with masks, and update that dataset each time."""
-    source, options = masked_tree(edited, folder)
+    """Convert the tree, and update that dataset each time."""
+    source, options = plain_tree(edited, folder)
     update_or_convert(source, folder / "first", "webdataset", options, size=min(SHAPE), fit="keep")
     return folder / "first", SourceOptions()
 
@@ -232,7 +214,7 @@ class Row(NamedTuple):
     """A stored sample.
 
     Attributes:
-        content: its bytes, those of its mask, its target and its fields.
+        content: its bytes, its target and its fields.
         place: its shard, and its row there.
     """
 
@@ -261,8 +243,7 @@ def served_rows(out: Path) -> dict[str, Row]:
                 target = {manifest.classes[label] for label in target}
             elif manifest.target == "class":
                 target = manifest.classes[sample.label]
-            mask = None if sample.mask is None else bytes(sample.mask)
-            content = bytes(sample.data), mask, target, *fields
+            content = bytes(sample.data), target, *fields
             rows[str(index.path(number))] = Row(content, (shard.name, row), sample.id, shard.split)
             assert sample.id == index.ids[number]
     assert len(rows) == manifest.samples
@@ -280,9 +261,9 @@ def rejected_paths(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("write_source", "seed", "format_name", "fit"),
     [
-        pytest.param(masked_tree, 0, "dali", "keep", id="masked_tree"),
-        pytest.param(masked_table, 1, "shards", "keep", id="masked_table"),
-        pytest.param(masked_table, 1, "shards", "crop", id="masked_table_in_squares"),
+        pytest.param(plain_tree, 0, "dali", "keep", id="plain_tree"),
+        pytest.param(table, 1, "shards", "keep", id="table"),
+        pytest.param(table, 1, "shards", "crop", id="table_in_squares"),
         pytest.param(tarred, 2, "webdataset", "keep", id="tarred"),
         pytest.param(converted_tree, 0, "dali", "keep", id="converted_tree"),
         pytest.param(remade_tree, 1, "shards", "keep", id="remade_tree"),

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from precache.sources.base import Scan
-from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.tars import put, scan_of
+from tests.precache.sources.tars import scan_of
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -63,13 +61,3 @@ def scan_text(folder: Path, text: str | bytes, name: str = "labels.csv", **optio
     """Write a table of this text into the folder, and scan it."""
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return scan_of(folder / name, **options)
-
-
-def write_spot_table(folder: Path) -> Path:
-    """Write a table of one black picture of 120 x 80 pixels with a white spot, its box, and its mask."""
-    left, top, right, bottom = 40, 20, 60, 30
-    spot = np.zeros((80, 120), np.uint8)
-    spot[top:bottom, left:right] = 255
-    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encode_image(spot)))
-    (folder / "labels.csv").write_text(f'image,box\n0.png,"[[{left}, {top}, {right}, {bottom}]]"\n')
-    return folder / "labels.csv"

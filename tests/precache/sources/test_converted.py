@@ -3,18 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from precache import Recipe, SourceOptions, convert, open_dataset, verify_deep
-from precache.dataset.boxes import scale_and_offset
+from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
-from tests.format_contract import stored_samples
-from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import write_spot_table
-from tests.precache.sources.tars import put, read_shards, scan_of
+from tests.precache.sources.tars import read_shards, scan_of
 
 
 def test_converting_again_keeps_ids_targets_fields_and_splits(tmp_path: Path) -> None:
@@ -125,48 +120,3 @@ def test_convert_refuses_to_enlarge_a_converted_dataset(converted: dict[str, Pat
         with pytest.raises(SettingError, match=r"size 49 .* \d+x\d+"):
             convert(converted["shards"], tmp_path / "x", small_recipe("dali", size=49, **settings), workers=0)
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize("second", [{"fit": "stretch", "size": 20}, {"fit": "pad", "size": (20, 40)}])
-def test_boxes_and_masks_stay_on_their_objects(tmp_path: Path, second: dict[str, Any]) -> None:
-    """Convert a crop again, to a fit that would move the box elsewhere on the original picture."""
-    options = SourceOptions(
-        root=str(tmp_path / "pictures"), fields=("box",), boxes="box", mask=str(tmp_path / "masks")
-    )
-    first = Recipe(format="shards", size=40, fit="crop")
-    convert(write_spot_table(tmp_path), tmp_path / "first", first, workers=0, options=options)
-    convert(tmp_path / "first", tmp_path / "second", Recipe(format="shards", **second), workers=0)
-    assert not verify_deep(tmp_path / "second", tmp_path / "first", workers=0).problems
-    dataset = open_dataset(tmp_path / "second")
-    index, rendering = dataset.read_index(), dataset.manifest.recipe.rendering
-    assert dataset.manifest.source_options["boxes"] == "box"
-    ((_, sample),) = stored_samples(dataset)
-    x_scale, y_scale, x, y = scale_and_offset(*index.source_sizes[0].tolist(), rendering)
-    box = index.fields["box"].row_array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
-    bright = sample.pixels("")[..., 0] > 127
-    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
-    assert np.allclose(box, (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1), atol=1)
-    assert isinstance(sample.mask, np.ndarray)
-    assert ((sample.mask > 127) == bright).mean() > 0.95
-
-
-def test_a_picture_whose_stored_mask_is_damaged_is_rejected(tmp_path: Path) -> None:
-    random = np.random.default_rng(1)
-    for number in range(3):
-        for folder, shape in (("tree", (18, 20, 3)), ("masks", (18, 20))):
-            content = encode_image(random.integers(0, 256, shape, np.uint8))
-            put(tmp_path / folder, {f"a/{number}.png": content})
-    first, second = tmp_path / "first", tmp_path / "second"
-    masks = str(tmp_path / "masks")
-    convert(tmp_path / "tree", first, Recipe(format="shards", size=16), workers=0, mask=masks)
-    dataset = open_dataset(first)
-    shard, sample = next(stored_samples(dataset))
-    assert sample.mask is not None
-    mask = bytes(sample.mask)
-    damaged = mask[:-20] + bytes([mask[-20] ^ 1]) + mask[-19:]
-    content = Path(shard).read_bytes()
-    assert content.count(mask) == 1
-    Path(shard).write_bytes(content.replace(mask, damaged))
-    convert(first, second, Recipe(format="shards", size=16), workers=0, max_rejects=1)
-    (rejected,) = open_dataset(second).manifest.rejected
-    assert rejected.path == dataset.read_index().path(0)

@@ -92,8 +92,6 @@ def test_a_column_of_paths_is_used_before_one_of_bytes(tmp_path: Path) -> None:
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[1], tuple(CLASSES))
     scan = scan_of(path, image="thumbnail")
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[0], tuple(CLASSES))
-    with pytest.raises(SettingError, match="--mask thumbnail"):
-        scan_of(path, image="thumbnail", mask="thumbnail")
 
 
 def test_a_parquet_folder_needs_bytes_and_one_file_may_have_paths(tmp_path: Path) -> None:

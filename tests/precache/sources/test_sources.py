@@ -183,7 +183,7 @@ def make_converted(name: str) -> Callable[[Files, Path], Path]:
 
 
 TABLE: dict[str, Any] = {
-    "takes": ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes"),
+    "takes": ("root", "image", "label", "split", "fields", "target", "separator"),
     "options": {"label": "species"},
 }
 DATASET: dict[str, Any] = {"takes": ("image", "label", "split", "fields", "target", "separator")}

@@ -20,7 +20,6 @@ from torch.nn.functional import interpolate
 from loaders.device import upload
 from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice, is_number
-from precache.pictures import depth
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, as_size, sides
 
@@ -36,10 +35,10 @@ pixels around it."""
 BatchFunction: TypeAlias = Callable[..., Any]
 """Function given as `augment`: (images, ids, epoch) -> images.
 
-`images` are uint8 [n, height, width, channels], or uint16 if stored so, on the loader's device, see `augment`
-of `loaders.build`; `ids` int64 [n] on the CPU. It works on pixels as they are stored, and returns as many
-images of the same dtype and channels on the same device, of the `size` that `build` was given, or else all of
-one size. They are normalised afterwards, unless `build` was asked for integers.
+`images` are uint8 [n, height, width, channels] on the loader's device, see `augment` of `loaders.build`;
+`ids` int64 [n] on the CPU. It works on pixels as they are stored, and returns as many images of the same
+dtype and channels on the same device, of the `size` that `build` was given, or else all of one size. They are
+normalised afterwards, unless `build` was asked for uint8.
 
 If it has a parameter called `labels`, it gets those of `Batch`, on the device, and returns images and labels:
 [n], or soft ones, float [n, classes], as CutMix and MixUp make them. If it has one called `view`, it gets the
@@ -48,9 +47,8 @@ _TRIES = 10  # draws for each crop, as in torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
 _MAX_VIEWS = 1 << 16
-_BYTE: np.dtype[Any] = np.dtype(np.uint8)
 _MAX_SURPLUS = 4  # resized pixels per pixel kept; above that Pillow, which resizes the part alone, is faster
-_COLORS = (3, 4)  # numbers of channels for which torch's kernel works on interleaved pixels
+_COLOR = 3  # channels; for pictures of one, torch's kernel is not the fastest
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 
 
@@ -301,7 +299,6 @@ def crop_into(
     boxes: list[Any],
     mirrored: list[bool],
     out: Pixels | list[Pixels],
-    dtype: np.dtype[Any] = _BYTE,
 ) -> None:
     """Crop each picture to its box, resize and mirror it, and put it into its slot of `out`.
 
@@ -309,10 +306,10 @@ def crop_into(
     again for each picture would wait for each other longer than the copies take.
 
     Args:
-        pictures: uint8 [height, width, bytes] each, the bytes of values of `dtype`.
+        pictures: uint8 [height, width, channels] each.
         boxes: one box for each picture, see `Boxes`.
         mirrored: whether to mirror each picture.
-        out: uint8 [n, height, width, bytes], or one array for each picture.
+        out: uint8 [n, height, width, channels], or one array for each picture.
     """
     # an array's slots have one shape, which is taken once: a view of each slot would cost time
     shapes = [out.shape[1:]] * len(out) if isinstance(out, np.ndarray) else [space.shape for space in out]
@@ -328,11 +325,11 @@ def crop_into(
             if crop is not None:
                 space[:] = crop
             elif not isinstance(left, int):
-                space[:] = _resized_part(picture.view(dtype), box, space.shape[:2]).view(np.uint8)
+                space[:] = _resized_part(picture, box, space.shape[:2])
             else:
                 inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]
                 if inside.shape[:2] == (height, width):
-                    resize(inside.view(dtype), space.view(dtype))
+                    resize(inside, space)
                 else:  # the box reaches out of a small picture
                     space[:] = 0
                     around = space[max(-top, 0) :, max(-left, 0) :]
@@ -352,15 +349,15 @@ def _unresized_crop(picture: Pixels, box: list[int] | list[float], shape: tuple[
     return part if part.shape == shape else None
 
 
-def resize(part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Resize `part` into `out`, both uint8 or uint16 [height, width, channels], antialiased where it shrinks.
+def resize(part: Pixels, out: Pixels) -> None:
+    """Resize `part` into `out`, both uint8 [height, width, channels], antialiased where it shrinks.
 
     Values differ from those of Pillow's `resize(..., BILINEAR)` by at most one or two.
     """
     if part.shape[0] <= out.shape[0] and part.shape[1] <= out.shape[1]:
         # where nothing shrinks, an antialiased kernel reads two pixels only, as this one does
         cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
-    elif out.dtype == np.uint8 and out.shape[2] in _COLORS and torch_is_fast():
+    elif out.shape[2] == _COLOR and torch_is_fast():
         # the operator behind `interpolate`, with `out`: fresh memory would cost a fifth of the time
         torch.ops.aten._upsample_bilinear2d_aa.out(
             _planes(part), [*out.shape[:2]], False, None, None, out=_planes(out)
@@ -377,37 +374,31 @@ def torch_is_fast() -> bool:
     return torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _resized_part(
-    picture: npt.NDArray[Any], box: list[int] | list[float], shape: tuple[int, int]
-) -> npt.NDArray[Any]:
+def _resized_part(picture: Pixels, box: list[int] | list[float], shape: tuple[int, int]) -> Pixels:
     """Return the part `box` of `picture` as `shape`, resized with the pixels around it, antialiased."""
     left, top, width, height = box
     # the size of the whole picture, resized as its part is
     rows = round(picture.shape[0] * shape[0] / height)
     columns = round(picture.shape[1] * shape[1] / width)
     if (
-        picture.dtype == np.uint8
-        and picture.shape[2] in _COLORS
+        picture.shape[2] == _COLOR
         and torch_is_fast()
         and rows * columns <= _MAX_SURPLUS * shape[0] * shape[1]
     ):
         resized = interpolate(_planes(picture), (rows, columns), mode="bilinear", antialias=True)
         x, y = round(left * shape[1] / width), round(top * shape[0] / height)
-        return resized[0, :, y : y + shape[0], x : x + shape[1]].permute(1, 2, 0).numpy()
+        part: Pixels = resized[0, :, y : y + shape[0], x : x + shape[1]].permute(1, 2, 0).numpy()
+        return part
     return _by_pillow(picture, (left, top, left + width, top + height), shape)
 
 
-def _planes(picture: npt.NDArray[Any]) -> torch.Tensor:
+def _planes(picture: Pixels) -> torch.Tensor:
     """Return `picture` as a tensor [1, channels, height, width] of the same memory."""
     # the stride of this batch of one makes torch treat it as channels-last, which is twice as fast
     return torch.from_numpy(picture)[None].permute(0, 3, 1, 2)
 
 
-def _by_pillow(
-    picture: npt.NDArray[Any], box: tuple[float, float, float, float], shape: tuple[int, int]
-) -> npt.NDArray[Any]:
-    if picture.dtype != np.uint8 or picture.shape[2] not in (1, 3):
-        return depth.resize(picture, shape[::-1], box, Image.Resampling.BILINEAR)
+def _by_pillow(picture: Pixels, box: tuple[float, float, float, float], shape: tuple[int, int]) -> Pixels:
     image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR, box)).reshape(*shape, -1)
 
@@ -499,10 +490,11 @@ class CheckedFunction:
             return returned
         got = type(returned).__name__
         if isinstance(returned, torch.Tensor):
-            got = f"{_dtype_name(returned.dtype)} {[*returned.shape]} on {returned.device}"
+            name = str(returned.dtype).removeprefix("torch.")
+            got = f"{name} {[*returned.shape]} on {returned.device}"
         height, width = size or ("height", "width")
         raise SettingError(
-            f"augment function {self._name} must return {_dtype_name(images.dtype)} "
+            f"augment function {self._name} must return uint8 "
             f"[{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}, got {got}",
             remedy=remedy,
         )
@@ -526,17 +518,12 @@ def _image_fault(returned: object, images: torch.Tensor, size: tuple[int, int] |
     elif shape[0] != len(images):
         fault = "return as many pictures as it was given, in their order"
     elif returned.dtype != images.dtype:
-        high = torch.iinfo(images.dtype).max
-        fault = f"return {_dtype_name(images.dtype)}, 0-{high:,}, as it was given"
+        fault = "return uint8, 0-255, as it was given"
     elif returned.device != images.device:
         fault = "leave them on the device that they came on"
     elif size is not None and size != (shape[1], shape[2]):
         fault = "return the size that the loader was built with, or that of the first batch"
     return fault
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def augment_batch(
@@ -547,11 +534,11 @@ def augment_batch(
     ids: torch.Tensor,
     epoch: int,
 ) -> torch.Tensor:
-    """Augment a batch on its device as drawn for its ids, and return it in the same dtype.
+    """Augment a batch on its device as drawn for its ids, and return it as uint8.
 
     Args:
         size: size to crop and resize to; None: the images are cropped already, only colours are changed.
-        images: uint8 or uint16 [n, height, width, channels].
+        images: uint8 [n, height, width, channels].
         ids: int64 [n], on the CPU; ids of the samples, or keys of `draw_keys`.
     """
     served = as_size(*images.shape[1:3]) if size is None else size

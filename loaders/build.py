@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
 from loaders.augment import (
@@ -50,7 +49,7 @@ from loaders.settings import (
     find_nodes,
     find_ranks,
 )
-from loaders.transfer import STORED_DTYPES, Pipeline, find_mean_and_std
+from loaders.transfer import Pipeline, find_mean_and_std
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
@@ -112,12 +111,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             stored pictures whole, and the default `size` is what it returns. If each picture has its own size
             (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
         dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
-            `"uint8"`, or `"uint16"` if that is stored: for code that normalises itself.
-        normalize: mean and standard deviation for floating-point images; integers are not normalised.
+            `"uint8"`: for code that normalises itself.
+        normalize: mean and standard deviation for floating-point images; uint8 is not normalised.
             `"imagenet"`: those that torchvision's models expect; for grey pictures the mean of the three
-            channels; alpha stays from 0 to 1. `"dataset"`: those of split `train` of the converted folder, or
-            of this split if there is no such one. (mean, std): of pixels from 0 to 1, one number each or one
-            per channel. None: serve pixels from 0 to 1.
+            channels. `"dataset"`: those of split `train` of the converted folder, or of this split if there
+            is no such one. (mean, std): of pixels from 0 to 1, one number each or one per channel. None:
+            serve pixels from 0 to 1.
         backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`: the one that the folder is
             made for.
         serving: crop ratio and views, see `loaders.Serving`.
@@ -306,15 +305,10 @@ class _SourceOpener:
 
 
 def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
-    """Raise SettingError if integers of another dtype are stored, or the batches do not fit into memory."""
-    if not spec.dtype.is_floating_point and spec.dtype != STORED_DTYPES[data.dtype.itemsize]:
-        raise SettingError(
-            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}",
-            remedy=f"give dtype='{data.dtype}', or a float as 'float32'",
-        )
-    pixel_bytes = data.pixel_bytes
+    """Raise SettingError if the batches do not fit into memory."""
+    pixel_bytes = data.channels
     if spec.device.type == "cpu":  # elsewhere floats are made on the device
-        pixel_bytes = data.channels * spec.dtype.itemsize
+        pixel_bytes *= spec.dtype.itemsize
     picture_bytes = math.prod(sides(spec.served)) * pixel_bytes * spec.serving.views
     memory_bytes = free_memory()[1]
     max_batch_size = memory_bytes // (_BATCHES * picture_bytes)
@@ -360,7 +354,7 @@ def _divide_augmentation(
             return Crops(None, resized_side(served, ratio)), function
         return Crops(data.size, data.size), function
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
-    if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
+    if augmentation.jitters and data.channels != 3:
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
             f"pictures as of {data.path}",

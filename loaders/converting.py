@@ -114,8 +114,7 @@ class Conversion:
             raise SettingError(
                 f"precache {folder}: give a folder", remedy="'precache push' takes it to a URL later"
             )
-        layout = recipe.format, recipe.channels, recipe.dtype
-        if layout != ("shards", "rgb", "uint8") or recipe.has_split_list:
+        if (recipe.format, recipe.channels) != ("shards", "rgb") or recipe.has_split_list:
             raise SettingError(
                 f"precache by the recipe '{recipe.to_flags()}': only shards of RGB, split by shares or as "
                 f"the tree is, are read in its place",

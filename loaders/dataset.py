@@ -169,8 +169,6 @@ class SplitData:
         size: size of the stored pictures; the side that they were fitted to if each has its own size;
             DEFAULT_SIZE for a raw tree.
         channels: channels of the stored pictures; pictures of a raw tree become RGB.
-        dtype: dtype of their values, uint8 or uint16. Backends carry them as bytes, uint8 [..., pixel_bytes],
-            which are viewed as values again to be resized, and when a batch is sent.
         statistics: mean and standard deviation of each channel, of values in 0-1, of split `train` if there
             is one, else of this split; None if the manifest has none.
         digest: hex digest that identifies the dataset and what is left out of it; for a raw tree that of the
@@ -195,7 +193,6 @@ class SplitData:
     size: Size
     digest: str
     channels: int = 3
-    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     class_depth: int = 1
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     parent: "SplitData | None" = field(default=None, repr=False, compare=False)
@@ -225,11 +222,6 @@ class SplitData:
     def shapes(self) -> Column | None:
         """Column int32 [n, 2], height and width of each stored picture; None if all have `size`."""
         return self.index.get("shapes")
-
-    @property
-    def pixel_bytes(self) -> int:
-        """Bytes of a pixel, all channels together."""
-        return self.channels * self.dtype.itemsize
 
     @contextmanager
     def local_shard(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
@@ -571,7 +563,6 @@ def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
         channels=CHANNELS[dataset.manifest.recipe.channels],
-        dtype=np.dtype(dataset.manifest.recipe.dtype),
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
         folder=dataset.folder,
@@ -707,8 +698,8 @@ class ShardPart:
         if self.whole.kind != "shards":
             return FORMATS[self.whole.kind].find_samples(Path(self.whole.files[self.number]))
         shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
-        sizes = shapes.prod(axis=1) * self.whole.pixel_bytes
-        return np.stack((picture_starts(shapes, self.whole.pixel_bytes), sizes), axis=1)
+        sizes = shapes.prod(axis=1) * self.whole.channels
+        return np.stack((picture_starts(shapes, self.whole.channels), sizes), axis=1)
 
 
 def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> SplitData:

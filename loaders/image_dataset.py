@@ -73,7 +73,7 @@ _LOADERS: dict[str, Callable[[str], Any]] = {"pil": load_picture, "tensor": load
 class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has no types
     """Dataset over a split of a raw tree or converted folder: a drop-in for torchvision's `ImageFolder`.
 
-    `dataset[i]` is (picture, label). The picture is a Pillow image (RGB, L or RGBA) or, with
+    `dataset[i]` is (picture, label). The picture is a Pillow image (RGB or L) or, with
     `decode="tensor"`, uint8 [channels, height, width] in channels-last memory, after `transform`; the label
     comes after `target_transform`. The order is that of ImageFolder over the tree, by ascending ids, for raw
     and converted data alike. A picture of a raw tree has its full size, turned upright as EXIF says; one of a
@@ -197,13 +197,6 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             self.imgs, self.targets = self.samples, [label for _, label in self.samples]
             self.ids = data.ids.values
         else:
-            pillow_channels = (1, 3, 4) if data.dtype == np.uint8 else (1,)
-            if decode == "pil" and data.channels not in pillow_channels:
-                raise SettingError(
-                    f"decode 'pil': {root} holds {data.dtype} pictures of {data.channels} channels, "
-                    f"which Pillow has no mode for",
-                    remedy="use 'tensor'",
-                )
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
 
@@ -444,7 +437,7 @@ class StoredPictures:
         content = data.read(shard, read_content, with_index=shard not in self._byte_ranges)
         if isinstance(content, bytes):
             return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}", data.channels)
-        return content.view(data.dtype).reshape(*data.shapes_at(np.array([position]))[0], data.channels)
+        return content.reshape(*data.shapes_at(np.array([position]))[0], data.channels)
 
 
 def _tree_setting_error(name: str, root: object) -> SettingError:

@@ -40,8 +40,8 @@ def unite_classes(parts: Sequence[SplitData]) -> list[SplitData]:
         raise SettingError(
             "datasets of a mixture must have the same kind of labels: one class each, or the same targets"
         )
-    if len({(part.channels, part.dtype) for part in parts}) > 1:
-        channels = " and ".join(f"{part.dtype} of {part.channels}" for part in parts)
+    if len({part.channels for part in parts}) > 1:
+        channels = " and ".join(f"{part.channels}" for part in parts)
         raise SettingError(f"datasets of a mixture must have the same channels, got {channels}")
     classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     labels = {name: label for label, name in enumerate(classes)}
@@ -232,8 +232,6 @@ def _interleave(parts: Sequence[torch.Tensor], slots: Sequence[torch.Tensor]) ->
         dtype=parts[0].dtype,
         device=parts[0].device,
     )
-    # torch cannot assign images of uint16 by their slots: the same bytes are assigned as int16
-    dtype = torch.int16 if out.dtype == torch.uint16 else out.dtype
     for part, part_slots in zip(parts, slots, strict=True):
-        out.view(dtype)[part_slots] = part.permute(0, 2, 3, 1).view(dtype)
+        out[part_slots] = part.permute(0, 2, 3, 1)
     return out.permute(0, 3, 1, 2)

@@ -24,7 +24,7 @@ from precache.sources.splits import is_list_file
 # The names that settings take stand here alone, for type checkers and at runtime.
 Backend: TypeAlias = Literal["auto", "dali", "pytorch", "shards", "synthetic", "webdataset"]
 AugmentName: TypeAlias = Literal["crop", "eval", "train"]
-DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint8"]
+DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint8"]
 NormalizeName: TypeAlias = Literal["dataset", "imagenet"]
 ShuffleName: TypeAlias = Literal["full", "window"]
 Check: TypeAlias = Literal["always", "first-read", "never"]

@@ -47,11 +47,8 @@ MeanAndStd: TypeAlias = tuple[Sequence[float], Sequence[float]]
 _IMAGENET: dict[int, MeanAndStd] = {
     1: ((0.449,), (0.226,)),  # the mean of the three channels, as timm has it for models of one channel
     3: IMAGENET,
-    4: ((*IMAGENET_MEAN, 0.0), (*IMAGENET_STD, 1.0)),  # ImageNet has no alpha: alpha stays as it is
 }
 """Mean and standard deviation by the number of channels."""
-STORED_DTYPES = {1: torch.uint8, 2: torch.uint16}
-"""Dtype of stored pictures by the bytes of a value."""
 
 
 class Pipeline:
@@ -82,7 +79,6 @@ class Pipeline:
         self.random_access = reader.random_access
         self.size = None if isinstance(late, CheckedFunction) else spec.served
         self._dtype, self._views = spec.dtype, spec.serving.views
-        self._stored_dtype = STORED_DTYPES[data.dtype.itemsize]
         self._reader, self._late, self._mean_and_std = reader, late, mean_and_std
         self._floats: BufferPool | None = None  # on the CPU, for the largest batch so far
 
@@ -103,7 +99,7 @@ class Pipeline:
         """Queue the work on `decoded`, the backend's answer to `request`, and return the batch."""
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(decoded.images, self.lane.device)
-        batch = self._prepare(images.view(self._stored_dtype), request.drop(decoded.refused))
+        batch = self._prepare(images, request.drop(decoded.refused))
         batch.refused = decoded.refused
         return batch
 
@@ -202,13 +198,13 @@ def normalise(
     mean_and_std: MeanAndStd = IMAGENET,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return (images / high - mean) / std as `dtype`, computed in float32; high is 255, or 65,535 for uint16.
+    """Return (images / 255 - mean) / std as `dtype`, computed in float32.
 
     Args:
-        images: uint8 or uint16 [n, channels, height, width].
+        images: uint8 [n, channels, height, width].
         out: float32 in channels-last memory on the CPU, for the result; None: fresh memory.
     """
-    scaled = np.float32(torch.iinfo(images.dtype).max) * np.array(mean_and_std, np.float32)
+    scaled = np.float32(255) * np.array(mean_and_std, np.float32)
     if out is None:
         mean, std = upload(torch.from_numpy(scaled), images.device).view(2, 1, -1, 1, 1)
         return images.to(torch.float32).sub_(mean).div_(std).to(dtype)

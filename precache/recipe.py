@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import numpy as np
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
@@ -29,7 +28,6 @@ DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
 DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
 DEFAULT_QUALITY = 95
-DTYPES = ("uint8", "uint16")
 _SPLIT_LIST = re.compile(r"list:[0-9a-f]{64}")
 SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
 """Pattern of a split's name, with which the names of its files begin."""
@@ -65,9 +63,7 @@ class Recipe:
             1/8 of their sides, which is faster and a little less exact.
         allow_truncated: convert damaged JPEGs, with grey where data is missing.
         max_pixels: most pixels of a picture; a larger one is rejected by its header, before it is decoded.
-        channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
-            transparency instead of compositing it on `background`.
-        dtype: `uint8`, or, of `shards` in grey, `uint16`: 16 bits as the file has them.
+        channels: `rgb`; or `grey`, colour as Pillow converts it to L.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -87,7 +83,6 @@ class Recipe:
     allow_truncated: bool = False
     max_pixels: int = MAX_PIXELS
     channels: str = "rgb"
-    dtype: str = "uint8"
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -107,7 +102,7 @@ class Recipe:
             )
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
-        _check_channels(self.channels, self.dtype, self.format)
+        check_choice("channels", self.channels, CHANNELS)
         parse_color(self.background)
         for name in ("allow_truncated", "enlarge"):
             if not isinstance(getattr(self, name), bool):
@@ -135,12 +130,9 @@ class Recipe:
     @property
     def unused_settings(self) -> dict[str, str]:
         """Settings that change nothing beside the others, each with the reason."""
-        unused = {}
         if self.format == "shards":
-            unused["quality"] = "is of JPEGs, and format shards holds pixels"
-        if self.channels == "rgba":
-            unused["background"] = "is behind transparent pixels, and channels rgba keeps them"
-        return unused
+            return {"quality": "is of JPEGs, and format shards holds pixels"}
+        return {}
 
     @property
     def has_split_list(self) -> bool:
@@ -160,7 +152,6 @@ class Recipe:
             scaled_decode=self.decode == "scaled",
             max_pixels=self.max_pixels,
             channels=self.channels,
-            dtype=self.dtype,
         )
 
     @property
@@ -177,13 +168,8 @@ class Recipe:
     def picture_bytes(self) -> int:
         """Bytes of a picture's pixels; for fit `keep` of a large 4:3 picture, for `keep-longer` the most."""
         height, width = sides(self.size)
-        pixels_bytes = height * width * self.pixel_bytes
+        pixels_bytes = height * width * CHANNELS[self.channels]
         return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes
-
-    @property
-    def pixel_bytes(self) -> int:
-        """Bytes of a pixel in all channels together."""
-        return CHANNELS[self.channels] * np.dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
@@ -210,17 +196,6 @@ def format_flags(settings: Mapping[str, Any]) -> str:
             text = line.getvalue()
         flags.append(f"{flag_name(name)} {shlex.quote(text)}")
     return " ".join(flags)
-
-
-def _check_channels(channels: str, dtype: str, format_name: str) -> None:
-    check_choice("dtype", dtype, DTYPES)
-    check_choice("channels", channels, CHANNELS)
-    if channels == "rgba" and format_name != "shards":
-        raise SettingError(f"channels rgba need format shards, got {format_name}: a JPEG has no alpha")
-    if dtype == "uint16" and channels != "grey":
-        raise SettingError(f"dtype uint16 is for channels grey, got {channels}")
-    if dtype == "uint16" and format_name != "shards":
-        raise SettingError(f"dtype uint16 needs format shards, got {format_name}: a JPEG has 8 bits")
 
 
 def parse_splits(text: str) -> dict[str, float]:

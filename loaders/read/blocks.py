@@ -113,8 +113,8 @@ class BlockReader:
         """First and last block of the picture in each row of a shard: int64 [samples of the shard, 2]."""
         whole = self._data.whole
         shapes = whole.shapes_at(whole.shard_positions(shard))
-        starts = picture_starts(shapes, whole.pixel_bytes)
-        last_bytes = starts + shapes.prod(axis=1) * whole.pixel_bytes - 1
+        starts = picture_starts(shapes, whole.channels)
+        last_bytes = starts + shapes.prod(axis=1) * whole.channels - 1
         return np.stack((starts, last_bytes), axis=1) // BLOCK_BYTES
 
 

@@ -42,7 +42,7 @@ class DevicePictures:
 
     Args:
         samples: samples of the split.
-        images: memory for the pictures, uint8 [n, height, width, bytes of a pixel].
+        images: memory for the pictures, uint8 [n, height, width, channels].
 
     Attributes:
         device: the device that holds them.
@@ -113,7 +113,7 @@ def open_cached(
 def _reserve_memory(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
     """Reserve the device's memory for the pictures that fit; log a warning where those are not all."""
     free_bytes = int(torch.cuda.mem_get_info(spec.device)[0])
-    picture_shape = (*sides(crops.size), data.pixel_bytes)
+    picture_shape = (*sides(crops.size), data.channels)
     picture_bytes = math.prod(picture_shape)
     count = min(len(data), int(free_bytes * (1 - _FREE_SHARE)) // picture_bytes)
     if not count:

@@ -119,7 +119,7 @@ class Pictures:
 
     Attributes:
         request: at most as many samples as a batch has.
-        picture_at: returns the stored picture of a slot, uint8 [height, width, bytes], which nobody writes
+        picture_at: returns the stored picture of a slot, uint8 [height, width, channels], which nobody writes
             to; several threads call it at a time. A picture for which it raises ImageError is left out of the
             batch, and named in `DecodedBatch.refused`.
         shapes: int64 [n, 2], height and width of each picture, where the data does not know them.
@@ -142,7 +142,7 @@ class _Filling:
     Attributes:
         boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
             the other.
-        images: memory of the batch, uint8 [n, height, width, bytes], in the order of `boxes`.
+        images: memory of the batch, uint8 [n, height, width, channels], in the order of `boxes`.
         spaces: the same memory, as an array.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         helpers: the threads at work on it.
@@ -163,7 +163,7 @@ class BatchFiller:
     """Fills batches with the served parts of pictures, with threads.
 
     Args:
-        memory: where to put every batch, uint8 [samples, height, width, bytes]; None: a buffer for each.
+        memory: where to put every batch, uint8 [samples, height, width, channels]; None: a buffer for each.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class BatchFiller:
         self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
-        self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
+        self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.channels)
         # The thread that calls `fill` is one of them.
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -291,7 +291,7 @@ class BatchFiller:
                 spaces = [filling.spaces[number] for number in numbers]
             boxes = [filling.boxes[number] for number in numbers]
             mirrored = [filling.mirrored[number] for number in numbers]
-            crop_into(list(pictures.values()), boxes, mirrored, spaces, self._data.dtype)
+            crop_into(list(pictures.values()), boxes, mirrored, spaces)
 
 
 def _stop_filling(filling: _Filling) -> None:

@@ -48,19 +48,19 @@ class MappedShard:
     def __init__(self, shard: ShardFile, *, in_blocks: bool, locked: ShardFile | None) -> None:
         self._locked = locked
         self._path, self._shapes, self._starts = shard.path, shard.shapes, shard.starts
-        self._pixel_bytes = shard.channels * shard.dtype.itemsize
+        self._channels = shard.channels
         self._mapped = _map(shard)
         if in_blocks:
             prefer_blocks(self._mapped)
-        # All pictures, if they have one size: uint8 [n, height, width, bytes of a pixel].
+        # All pictures, if they have one size: uint8 [n, height, width, channels].
         self._same_size_pictures: Pixels | None = None
         if len(self._shapes) and (self._shapes == self._shapes[0]).all():
-            shape = (len(self._shapes), *self._shapes[0].tolist(), self._pixel_bytes)
+            shape = (len(self._shapes), *self._shapes[0].tolist(), self._channels)
             pixels = self._mapped[DATA_START:]
             self._same_size_pictures = pixels[: int(np.prod(shape))].reshape(shape)
 
     def picture(self, row: int) -> Pixels:
-        """Picture in `row`, uint8 [height, width, bytes of a pixel]; the array keeps it valid.
+        """Picture in `row`, uint8 [height, width, channels]; the array keeps it valid.
 
         Nobody may write to it, though NumPy would allow it: torch warns of arrays that are read-only.
         """
@@ -69,7 +69,7 @@ class MappedShard:
             return picture
         start, picture_bytes = self._byte_range(row)
         height, width = self._shapes[row].tolist()
-        return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
+        return self._mapped[start : start + picture_bytes].reshape(height, width, self._channels)
 
     def map_pages(self) -> None:
         """Map all pages, which are in the system's cache, at once instead of each at its first use."""
@@ -103,7 +103,7 @@ class MappedShard:
     def _byte_range(self, row: int) -> tuple[int, int]:
         """Start of the picture in `row`, and its length, in bytes."""
         height, width = self._shapes[row].tolist()
-        return int(self._starts[row]), height * width * self._pixel_bytes
+        return int(self._starts[row]), height * width * self._channels
 
 
 def _map(shard: ShardFile) -> Pixels:
@@ -215,9 +215,7 @@ class ShardsReader:
             check_index(self._data, number, file.ids, file.labels)
             whole = self._data.whole
             shapes = whole.shapes_at(whole.shard_positions(number))
-            if (file.channels, file.dtype) != (whole.channels, whole.dtype) or not np.array_equal(
-                file.shapes, shapes
-            ):
+            if file.channels != whole.channels or not np.array_equal(file.shapes, shapes):
                 raise DatasetError(
                     "holds pictures of other sizes or channels than manifest and index say",
                     path=path,

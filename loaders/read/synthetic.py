@@ -22,7 +22,7 @@ class SyntheticReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator("cpu").manual_seed(spec.seed)
-        shape = (spec.batch_size * crops.views, *sides(crops.size), data.pixel_bytes)
+        shape = (spec.batch_size * crops.views, *sides(crops.size), data.channels)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
         self._noise = noise.to(spec.device)
         self._views = crops.views

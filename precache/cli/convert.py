@@ -118,13 +118,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--channels",
     default="rgb",
     show_default=True,
-    help="Channels to store: rgb, grey, or rgba, in shards only.",
-)
-@click.option(
-    "--dtype",
-    default="uint8",
-    show_default=True,
-    help="Type of values to store: uint8, or uint16 for grey shards.",
+    help="Channels to store: rgb or grey.",
 )
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
 @click.option(

@@ -490,7 +490,7 @@ def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _DatasetContents:
     return _DatasetContents(
         index=_make_index(samples, scan_rows, columns, rejected, recipe),
         shards=[shard.entry for shard in filled],
-        statistics=statistics_by_split(((shard.entry.split, shard.sums) for shard in filled), recipe.dtype),
+        statistics=statistics_by_split((shard.entry.split, shard.sums) for shard in filled),
         rejected=rejected,
         source_checksums=checksums,
         made_by=job.target.made_by,

@@ -213,7 +213,7 @@ def _predict_picture_bytes(data: bytes | Image.Image, path: str, recipe: Recipe)
     width, height = data.size if isinstance(data, Image.Image) else images.upright_shape(data, path)[::-1]
     fitted = images.fitted_size(width, height, recipe.rendering)
     if FORMATS[recipe.format].holds_pixels:
-        return math.prod(fitted) * recipe.pixel_bytes
+        return math.prod(fitted) * images.CHANNELS[recipe.channels]
     if fitted == (width, height) and isinstance(data, bytes) and data.startswith(jpeg.START):
         return len(data)  # it is copied
     per_pixel = np.interp(recipe.quality, [*_JPEG_BYTES_PER_PIXEL], [*_JPEG_BYTES_PER_PIXEL.values()])

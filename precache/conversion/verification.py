@@ -289,8 +289,7 @@ class _Comparison:
         recorded = task.pictures[ref.id][1]
         if problem and sample.label == ref.label and recorded not in (UNREADABLE, picture_checksum(data)):
             problem = f"{where} differs from its source: the source file changed since it was converted"
-        has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
-        reference = _reference(data, path, recipe, decoded) if has_reference else expected
+        reference = expected if recipe.fit == "pad" else _reference(data, path, recipe, decoded)
         return _Compared(ref.path, jpeg.psnr(stored, reference), problem)
 
     def _annotation_difference(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:

@@ -208,7 +208,7 @@ class Limits:
         ids: upper bound of the ids, exclusive.
         classes: number of classes.
         target: kind of label, one of TARGETS.
-        pixel_bytes: bytes of a stored pixel.
+        channels: number of channels of the stored pictures.
         starts: int64 [shards], row of each shard's first sample.
         max_bytes: int64 [shards], bytes that the pixels of a shard can have, see `max_pixels_bytes`.
         largest: int32 [shards, 2], greatest height and width of a picture in each shard; None where all
@@ -218,7 +218,7 @@ class Limits:
     ids: int
     classes: int
     target: str
-    pixel_bytes: int
+    channels: int
     starts: Ints
     max_bytes: Ints
     largest: npt.NDArray[np.int32] | None
@@ -245,7 +245,7 @@ class Limits:
         if name == "shapes":
             assert self.largest is not None
             pixels = np.multiply(values[:, 0], values[:, 1], dtype=np.int64)
-            pixels_bytes = np.add.reduceat(pixels, self.starts) * self.pixel_bytes
+            pixels_bytes = np.add.reduceat(pixels, self.starts) * self.channels
             too_large = np.maximum.reduceat(values, self.starts) > self.largest
             wrong_shards = (pixels_bytes > self.max_bytes) | too_large.any(axis=1)
             if wrong_shards.any():

@@ -196,8 +196,6 @@ def _describe_storage(recipe: Recipe) -> str:
     kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
     if recipe.channels != "rgb":
         kind = f"{recipe.channels} {kind}"
-    if recipe.dtype != "uint8":
-        kind = f"{recipe.dtype} {kind}"
     options = []
     if recipe.enlarge:
         options.append("enlarged")
@@ -205,8 +203,7 @@ def _describe_storage(recipe: Recipe) -> str:
         options.append("truncated pictures allowed")
     if recipe.decode == "scaled":
         options.append("decoded at a reduced scale")
-    if recipe.channels in ("grey", "rgb"):
-        options.append(f"transparent on {recipe.background}")
+    options.append(f"transparent on {recipe.background}")
     height, width = sides(recipe.size)
     size = f"{width}x{height}" if recipe.stored_size is not None else f"{width}"
     return f"{kind}, {size}, fit {recipe.fit}, resample {recipe.resample}, {', '.join(options)}"
@@ -396,12 +393,8 @@ def _left_out_table(title: str, files: Sequence[tuple[str, str]]) -> str:
 
 
 def _data_uri(pixels: Pixels, side: int) -> str:
-    if pixels.dtype != np.uint8:
-        pixels = (pixels >> 8).astype(np.uint8)
     small = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     small.thumbnail((side, side), Image.Resampling.BILINEAR)
-    if small.mode == "RGBA":
-        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
     content = jpeg.encode_jpeg(np.asarray(small.convert("RGB")), _THUMBNAIL_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 

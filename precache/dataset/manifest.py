@@ -128,7 +128,7 @@ class Manifest:
             ids=self.id_limit,
             classes=len(self.classes),
             target=self.target,
-            pixel_bytes=self.recipe.pixel_bytes,
+            channels=CHANNELS[self.recipe.channels],
             starts=self.shards.starts,
             max_bytes=max_pixels_bytes(self.shards.bytes[:, 0], holds_pixels=holds_pixels),
             largest=self.shards.largest,

@@ -26,7 +26,7 @@ from precache.dataset.files import FileEntry
 from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged_index_error
 from precache.errors import SettingError
 from precache.formats import FORMATS, Format
-from precache.pictures.images import MAX_KEPT_SIDE
+from precache.pictures.images import CHANNELS, MAX_KEPT_SIDE
 from precache.pictures.sizes import sides
 from precache.recipe import SPLIT_NAME, Recipe
 
@@ -241,7 +241,7 @@ def _check(table: ShardTable, samples: int, recipe: Recipe) -> None:
     if (np.diff(np.sort((table.splits.astype(np.int64) << 32) + table.numbers)) == 0).any():
         raise ValueError("a shard is there twice")
     if recipe.stored_size is not None:
-        pixels_bytes = math.prod(sides(recipe.stored_size)) * recipe.pixel_bytes
+        pixels_bytes = math.prod(sides(recipe.stored_size)) * CHANNELS[recipe.channels]
         max_bytes = max_pixels_bytes(table.bytes[:, 0], holds_pixels=FORMATS[recipe.format].holds_pixels)
         if (table.samples * pixels_bytes > max_bytes).any():
             raise ValueError("shards of fewer bytes than their samples have")

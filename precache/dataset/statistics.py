@@ -31,18 +31,15 @@ class PixelSums:
 
     @classmethod
     def from_picture(cls, picture: Pixels) -> "PixelSums":
-        """Add up a picture, uint8 or uint16 [height, width, channels]."""
+        """Add up a picture, uint8 [height, width, channels]."""
         height, width, channels = picture.shape
         rows = picture.reshape(height, width * channels)
         sums, squares = np.zeros((2, width * channels), np.uint64)
-        # a square takes twice the bits of its value; the squares of a block of uint8 add up to 32 bits
-        square_dtype, sum_dtype = (
-            (np.uint16, np.uint32) if picture.dtype == np.uint8 else (np.uint32, np.uint64)
-        )
         for start in range(0, height, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             sums += np.add.reduce(block, axis=0, dtype=np.uint32)
-            squares += np.add.reduce(np.square(block, dtype=square_dtype), axis=0, dtype=sum_dtype)
+            # a square has 16 bits, and the squares of a block add up to 32
+            squares += np.add.reduce(np.square(block, dtype=np.uint16), axis=0, dtype=np.uint32)
         channel_sums = sums.reshape(width, channels).sum(axis=0).tolist()
         channel_squares = squares.reshape(width, channels).sum(axis=0).tolist()
         return cls(height * width, tuple(channel_sums), tuple(channel_squares))
@@ -77,13 +74,8 @@ class ChannelStatistics:
     pixels: int
 
     @classmethod
-    def from_sums(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
-        """Compute the statistics of a split from sums of its shards; None if those of a shard are unknown.
-
-        Args:
-            shards: sums of each shard.
-            brightest: greatest value of the pixels' dtype.
-        """
+    def from_sums(cls, shards: Iterable[PixelSums]) -> "ChannelStatistics | None":
+        """Compute the statistics of a split from sums of its shards; None if those of a shard are unknown."""
         total = NO_PIXELS
         for sums in shards:
             if not sums.pixels:
@@ -91,7 +83,7 @@ class ChannelStatistics:
             total += sums
         if not total.pixels:
             return None
-        count, scale = total.pixels, total.pixels * brightest
+        count, scale = total.pixels, total.pixels * 255
         mean = tuple(value / scale for value in total.sums)
         std = tuple(
             math.sqrt(max(0, count * square - value**2)) / scale
@@ -117,21 +109,18 @@ class ChannelStatistics:
         return f"mean {mean}, std {std}"
 
 
-def statistics_by_split(
-    parts: Iterable[tuple[str, PixelSums]], dtype: str = "uint8"
-) -> dict[str, ChannelStatistics]:
+def statistics_by_split(parts: Iterable[tuple[str, PixelSums]]) -> dict[str, ChannelStatistics]:
     """Compute the statistics of each split; a split is left out if the sums of one of its parts are unknown.
 
     Args:
         parts: name of the split, and sums of its pixels, for each part such as a shard.
-        dtype: dtype of the pixels.
     """
     sums_by_split: dict[str, list[PixelSums]] = {}
     for split, sums in parts:
         sums_by_split.setdefault(split, []).append(sums)
     by_split = {}
     for split, split_sums in sums_by_split.items():
-        statistics = ChannelStatistics.from_sums(split_sums, np.iinfo(dtype).max)
+        statistics = ChannelStatistics.from_sums(split_sums)
         if statistics is not None:
             by_split[split] = statistics
     return by_split

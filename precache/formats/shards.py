@@ -2,20 +2,19 @@
 
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
-    byte 4096   images  uint8 [n, height, width, channels] with 1 channel (grey), 3 (RGB) or 4 (RGBA); or
-                        uint16, little-endian, with 1 channel. NHWC, so that a permuted view is channels-last
+    byte 4096   images  uint8 [n, height, width, channels] with 1 channel (grey) or 3 (RGB). NHWC, so that a
+                        permuted view is channels-last
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
 If the pictures have sizes of their own:
 
-    byte 4096   images  uint8 or uint16 [values], one picture behind the other, then zeros up to a multiple of
-                        8 values
+    byte 4096   images  uint8 [bytes], one picture behind the other, then zeros up to a multiple of 8 bytes
     then        labels  int64 [n]
     then        ids     int64 [n]
-    then        offsets int64 [n], index in `images` of each picture's first value
+    then        offsets int64 [n], index in `images` of each picture's first byte
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
-                        or int32 [n, 3] with the channels of each, where there are not three
+                        or int32 [n, 3], whose third column is the number of channels, in grey
 
 A label is -1 where a sample has no class, or several; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, which direct reads and mappings need.
@@ -36,14 +35,14 @@ import numpy.typing as npt
 from precache.errors import DatasetError, os_reason
 from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 from precache.storage.output import OutputFile
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
-_DTYPES = {1: "U8", 2: "U16"}
-_TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
+_TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
@@ -52,13 +51,13 @@ class ShardsWriter:
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
         """Create the file that becomes `base` + '.safetensors'; arguments as of `ShardWriter`."""
-        self._size, self._channels, self._dtype = size, 3, np.dtype(np.uint8)
+        self._size, self._channels = size, 3
         self._labels: list[int] = []
         self._ids: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
-        # replaced by `finish` if pictures are rejected, are not RGB of uint8, or vary in size
-        self._first_header = _header(_images_shape(count, size, 3), count, 3, self._dtype)
+        # replaced by `finish` if pictures are rejected, are grey, or vary in size
+        self._first_header = _header(_images_shape(count, size, 3), count, 3)
         self._file.write(self._first_header)
 
     def add(self, sample: Sample) -> None:
@@ -68,7 +67,7 @@ class ShardsWriter:
         self._labels.append(sample.label)
         self._ids.append(sample.id)
         self._shapes.append(pixels.shape)
-        self._channels, self._dtype = pixels.shape[2], pixels.dtype
+        self._channels = pixels.shape[2]
 
     def finish(self) -> list[OutputFile]:
         """Write the arrays behind the pixels, and close the file, which is not durable yet."""
@@ -77,15 +76,15 @@ class ShardsWriter:
         with self._file as file:
             if self._size is None:
                 shapes = np.array(self._shapes, np.int64).reshape(-1, 3)
-                offsets, values = _offsets(shapes, channels)
-                images_shape = [-(-values // 8) * 8]
-                file.write(bytes((images_shape[0] - values) * self._dtype.itemsize))
+                offsets, end = _offsets(shapes, channels)
+                images_shape = [-(-end // 8) * 8]
+                file.write(bytes(images_shape[0] - end))
             file.write(np.array(self._labels, "<i8").tobytes())
             file.write(np.array(self._ids, "<i8").tobytes())
             if self._size is None:
                 file.write(offsets.astype("<i8").tobytes())
                 file.write(shapes[:, : _shapes_columns(channels)].astype("<i4").tobytes())
-            header = _header(images_shape, count, channels, self._dtype)
+            header = _header(images_shape, count, channels)
             if header != self._first_header:
                 file.replace_start(self._first_header, header)
         return [self._file]
@@ -105,8 +104,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 def find_samples(path: Path) -> Places:
     """Find first byte and number of bytes of each picture of the shard at `path`, int64 [n, 2]."""
     with ShardFile(path) as shard:
-        picture_bytes = shard.shapes.prod(axis=1) * shard.channels * shard.dtype.itemsize
-        return np.stack((shard.starts, picture_bytes), axis=1)
+        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
 
 
 class ShardFile:
@@ -115,7 +113,6 @@ class ShardFile:
     Attributes:
         bytes: size of the file.
         channels: number of channels of all pictures.
-        dtype: dtype of the pixels.
         shapes: int64 [n, 2], height and width of each picture in pixels.
         starts: int64 [n], first byte of each picture in the file.
         labels: int64 [n], class of each sample, or -1.
@@ -136,8 +133,7 @@ class ShardFile:
             self._read(memoryview(start), 0)
             header = _read_header(path, bytes(start), file_bytes)
             count, images_shape = header.samples, header.images_shape
-            self.dtype = header.dtype
-            images_end = DATA_START + math.prod(images_shape) * self.dtype.itemsize
+            images_end = DATA_START + math.prod(images_shape)
             tail = memoryview(bytearray(file_bytes - images_end))
             self._read(tail, images_end)
             self.labels, self.ids = (
@@ -148,18 +144,18 @@ class ShardFile:
             else:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
                 self.channels = header.channels
-            self.starts = picture_starts(self.shapes, self.channels * self.dtype.itemsize)
+            self.starts = picture_starts(self.shapes, self.channels)
         except BaseException:
             self._file.close()
             raise
 
-    def read_picture(self, sample: int) -> npt.NDArray[Any]:
-        """Read picture `sample`, [height, width, channels] of `dtype`.
+    def read_picture(self, sample: int) -> Pixels:
+        """Read picture `sample`, uint8 [height, width, channels].
 
         Raises:
             DatasetError: the file has become shorter, or cannot be read.
         """
-        pixels = np.empty((*self.shapes[sample], self.channels), self.dtype)
+        pixels = np.empty((*self.shapes[sample], self.channels), np.uint8)
         self._read(pixels.data.cast("B"), int(self.starts[sample]))
         return pixels
 
@@ -205,13 +201,13 @@ class ShardFile:
             ) from error
 
 
-def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:
+def picture_starts(shapes: Shapes, channels: int) -> Shapes:
     """Compute the first byte in a shard of each picture, int64 [n], of these `shapes`, int64 [n, 2]."""
-    return DATA_START + _offsets(shapes, pixel_bytes)[0]
+    return DATA_START + _offsets(shapes, channels)[0]
 
 
 def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
-    """Compute the first value of each picture in `images`, int64 [n], and the end of the last picture."""
+    """Compute the first byte of each picture in `images`, int64 [n], and the end of the last picture."""
     ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * channels)
     return np.concatenate(([0], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else 0
 
@@ -226,10 +222,9 @@ def _shapes_columns(channels: int) -> int:
     return 2 if channels == 3 else 3
 
 
-def _header(images_shape: list[int], count: int, channels: int, dtype: np.dtype[Any]) -> bytes:
+def _header(images_shape: list[int], count: int, channels: int) -> bytes:
     """Make the first 4,096 bytes of a shard: the length of the header, and the header."""
-    tensors = [("images", _DTYPES[dtype.itemsize], dtype.itemsize)]
-    tensors += _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    tensors = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
     shapes = {"images": images_shape, "shapes": [count, _shapes_columns(channels)]}
     header: dict[str, Any] = {}
     start = 0
@@ -248,7 +243,6 @@ class _ShardHeader(NamedTuple):
     images_shape: list[int]
     samples: int
     channels: int
-    dtype: np.dtype[Any]
 
 
 def _parse_header(start: bytes) -> _ShardHeader | None:
@@ -256,7 +250,6 @@ def _parse_header(start: bytes) -> _ShardHeader | None:
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
-        dtype = np.dtype({"U8": "u1", "U16": "<u2"}[header["images"]["dtype"]])
         if not all(type(side) is int and side >= 0 for side in (*shape, count)):
             return None
         if len(shape) == 1:
@@ -265,11 +258,11 @@ def _parse_header(start: bytes) -> _ShardHeader | None:
             channels = shape[3]
             if len(shape) != 4 or shape[0] != count or min(shape[1:]) == 0:
                 return None
-        if start != _header(shape, count, channels, dtype):
+        if start != _header(shape, count, channels):
             return None
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         return None
-    return _ShardHeader(shape, count, channels, dtype)
+    return _ShardHeader(shape, count, channels)
 
 
 def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
@@ -282,8 +275,7 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
     sample_bytes = 16  # of label and id
     if len(header.images_shape) == 1:
         sample_bytes += 8 + 4 * _shapes_columns(header.channels)  # of offset and shape
-    images_bytes = math.prod(header.images_shape) * header.dtype.itemsize
-    expected_bytes = DATA_START + images_bytes + header.samples * sample_bytes
+    expected_bytes = DATA_START + math.prod(header.images_shape) + header.samples * sample_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?)",
@@ -293,18 +285,18 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
     return header
 
 
-def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple[Shapes, int]:
+def _read_shapes(path: Path, tail: memoryview, count: int, images_bytes: int) -> tuple[Shapes, int]:
     """Parse the tensors `offsets` and `shapes`: height and width, int64 [n, 2], and number of channels.
 
     Raises:
-        DatasetError: the tensors contradict each other, or the number of `values` of all pictures.
+        DatasetError: the tensors contradict each other, or the bytes of all pictures.
     """
     offsets = np.frombuffer(tail[: 8 * count], "<i8")
     columns = len(tail[8 * count :]) // (4 * count) if count else 2
     shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, columns).astype(np.int64)
     channels = 3 if shapes.shape[1] == 2 else int(shapes[:1, 2].sum())
     expected, end = _offsets(shapes, channels)
-    fits = 0 <= values - end < 8 and np.array_equal(offsets, expected)
+    fits = 0 <= images_bytes - end < 8 and np.array_equal(offsets, expected)
     if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
         raise DatasetError(
             "its offsets do not fit its pictures (damaged?)", path=path, remedy=shard_remedy(path)

@@ -1,27 +1,17 @@
-"""Pictures of 16 bits per channel: stored as they are in grey (`--dtype uint16`), or converted to 8 bits.
+"""Reduce pictures of 16 bits per channel to 8 bits.
 
-Stored with 16 bits, values stay those of the file, and those of a picture of 8 bits are multiplied by 257, so
-that white stays white. Pillow resizes each channel in 32-bit floating point, and the result is rounded once:
-the rounding changes a value by 0.5 at most, and floating point by less than 0.01.
-
-Converted to 8 bits, a value keeps its upper 8 bits, as Pillow converts it. But files of 16 bits often use
-fewer, such as the 10, 12 or 14 bits of cameras and scanners. If the file says how many, the greatest value of
-that many bits becomes 255. If it does not, and none of its values uses the upper bits, the picture becomes
-nearly black: a warning says so, once.
+A value keeps its upper 8 bits, as Pillow converts it. But files of 16 bits often use fewer, such as the 10,
+12 or 14 bits of cameras and scanners. If the file says how many, the greatest value of that many bits becomes
+255. If it does not, and none of its values uses the upper bits, the picture becomes nearly black: a warning
+says so, once.
 """
 
 import logging
 import mmap
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
-
-from precache.pictures.jpeg import Pixels
-
-Grey16 = npt.NDArray[Any]
-"""Grey picture of 16 bits, uint16 [height, width, 1]."""
+from PIL import Image
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -32,63 +22,10 @@ _TIFF_BITS, _TIFF_MAXIMA = 258, (281, 341)  # BitsPerSample; MaxSampleValue, SMa
 _warned = mmap.mmap(-1, 1)
 
 
-def grey_of_16_bits(image: Image.Image) -> Grey16 | None:
-    """Convert an image of mode I or I;16 to upright grey, transparent pixels to white; None for other modes.
-
-    Raises:
-        ValueError: its values are not within 0 to 65,535.
-    """
-    if image.mode != "I" and not image.mode.startswith("I;16"):
-        return None
-    upright = ImageOps.exif_transpose(image)
-    grey, shown = np.asarray(upright), shown_pixels(upright)
-    if grey.min() < 0 or grey.max() >= 1 << _FULL_BITS:
-        raise ValueError(f"mode {image.mode} has values that are not within 0 to 65,535")
-    if shown is not None:
-        grey = np.where(shown, grey, (1 << _FULL_BITS) - 1)
-    return grey.astype(np.uint16)[..., None]
-
-
-def shown_pixels(image: Image.Image) -> npt.NDArray[np.bool_] | None:
-    """Mask of the opaque pixels of an image of mode I or I;16, bool [height, width]; None if all are opaque.
+def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: str) -> Image.Image:
+    """Convert an image of mode I or I;16 to L, or to LA if it has transparent pixels.
 
     PNG's tRNS chunk (11.3.2.1) names a transparent value, which Pillow does not apply itself.
-    """
-    value = image.info.get("transparency")
-    return np.asarray(image) != value if isinstance(value, int) else None
-
-
-def grey_from_8_bits(image: Image.Image) -> Grey16:
-    """Convert an image of mode L to 16 bits, 0-65,535."""
-    grey: Grey16 = np.multiply(np.asarray(image)[..., None], 257, dtype=np.uint16)
-    return grey
-
-
-def resize(
-    picture: npt.NDArray[Any],
-    size: tuple[int, int],
-    box: tuple[float, float, float, float],
-    resample: Image.Resampling,
-) -> npt.NDArray[Any]:
-    """Resize the part `box` of a picture, each channel by itself.
-
-    Args:
-        picture: unsigned integers, [height, width, channels]; the result has the same dtype.
-        size: (width, height) of the result.
-        box: (left, top, right, bottom) in pixels of the picture.
-        resample: Pillow's filter.
-    """
-    resized = [
-        np.asarray(Image.fromarray(picture[..., channel].astype(np.float32)).resize(size, resample, box))
-        for channel in range(picture.shape[2])
-    ]
-    brightest = np.iinfo(picture.dtype).max
-    rounded: npt.NDArray[Any] = np.stack(resized, axis=-1).round().clip(0, brightest).astype(picture.dtype)
-    return rounded
-
-
-def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: str) -> Pixels:
-    """Convert an image of mode I or I;16 to uint8 [height, width].
 
     Args:
         image: the upright image.
@@ -107,14 +44,42 @@ def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: s
     if bits is not None and bits < _FULL_BITS and top < 1 << bits and not _is_scaled_to_16_bits(grey, bits):
         brightest = (1 << bits) - 1
         values = np.arange(brightest + 1)
-        scaled: Pixels = ((values * 255 * 2 + brightest) // (2 * brightest)).astype(np.uint8)[grey]
-        return scaled
-    if bits is None:
-        warn_if_dark(top, path, "scale them, or let them say so (TIFF MaxSampleValue, PNG sBIT)")
-    return (grey >> 8).astype(np.uint8)
+        reduced = ((values * 255 * 2 + brightest) // (2 * brightest)).astype(np.uint8)[grey]
+    else:
+        if bits is None:
+            _warn_if_dark(top, path, "scale them, or let them say so (TIFF MaxSampleValue, PNG sBIT)")
+        reduced = (grey >> 8).astype(np.uint8)
+    picture = Image.fromarray(reduced)
+    transparent = image.info.get("transparency")
+    if not isinstance(transparent, int):
+        return picture
+    opacity = Image.fromarray((grey != transparent).astype(np.uint8) * 255)
+    return Image.merge("LA", (picture, opacity))
 
 
-def warn_if_dark(top: int, path: str, remedy: str) -> None:
+def warn_if_dark_colour(image: Image.Image, data: bytes, path: str) -> None:
+    """Warn, once, if a file of colour in 16 bits per channel may use fewer; Pillow has kept the upper 8.
+
+    Args:
+        image: the image as it was opened.
+        data: bytes of the file.
+        path: path of the file.
+    """
+    if _is_deep_colour(image, data):
+        bands = image.getextrema()[: 3 if image.mode.startswith("RGB") else 1]
+        top = max(int(high) << 8 | 0xFF for _, high in bands)  # type: ignore[misc]  # a pair for each band
+        _warn_if_dark(top, path, "scale them")
+
+
+def _is_deep_colour(image: Image.Image, data: bytes) -> bool:
+    """Whether Pillow has reduced the channels of a colour picture from 16 bits to 8."""
+    if image.format == "PNG":
+        return data[24:25] == b"\x10" and image.mode in ("RGB", "RGBA", "LA")
+    tags = getattr(image, "tag_v2", None) if image.format == "TIFF" else None
+    return tags is not None and image.mode in ("RGB", "RGBA") and _tag_maximum(tags.get(_TIFF_BITS)) == 16
+
+
+def _warn_if_dark(top: int, path: str, remedy: str) -> None:
     """Warn, once, that a file of 16 bits whose greatest value is `top` may use fewer bits."""
     if 0 < top < 1 << _DARK_BITS and not _warned[0]:
         _warned[0] = 1
@@ -125,20 +90,6 @@ def warn_if_dark(top: int, path: str, remedy: str) -> None:
             f"{top:,}",
             remedy,
         )
-
-
-def is_deep_colour(image: Image.Image, data: bytes) -> bool:
-    """Whether Pillow has reduced the channels of a colour picture from 16 bits to 8."""
-    if image.format == "PNG":
-        return data[24:25] == b"\x10" and image.mode in ("RGB", "RGBA", "LA")
-    tags = getattr(image, "tag_v2", None) if image.format == "TIFF" else None
-    return tags is not None and image.mode in ("RGB", "RGBA") and _tag_maximum(tags.get(_TIFF_BITS)) == 16
-
-
-def brightest_colour(image: Image.Image) -> int:
-    """Greatest value that a deep colour picture may have had before Pillow kept the upper 8 bits of each."""
-    bands = image.getextrema()[: 3 if image.mode.startswith("RGB") else 1]
-    return max(int(high) << 8 | 0xFF for _, high in bands)  # type: ignore[misc]  # a pair for each band
 
 
 def _stated_bits(image: Image.Image, data: bytes) -> int | None:

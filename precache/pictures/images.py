@@ -1,6 +1,6 @@
 """Decoding and resizing of one picture: the hot path, and the reference for every other path.
 
-The pixels are those that Pillow decodes, with EXIF orientation applied, converted to RGB, grey or RGBA, and
+The pixels are those that Pillow decodes, with EXIF orientation applied, converted to RGB or grey, and
 resized by Pillow with antialiasing. With fit `crop` and bilinear resampling they are those of torchvision's
 `Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by simplejpeg, which drives the same
 libjpeg-turbo with the same settings and gives the same pixels in less than half the time; all other pictures
@@ -18,7 +18,7 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageOps
 
 from precache.errors import ImageError, SourceError
-from precache.pictures import depth, jpeg, pillow
+from precache.pictures import jpeg, pillow
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import no_decoder_reason, pillow_is_simd
 from precache.pictures.large_pictures import LargePictureLock, lacks_memory
@@ -44,11 +44,10 @@ KEEPING_FITS = ("keep", "keep-longer")
 MAX_KEPT_SIDE = 65_500
 """Largest side of such a result in pixels: the maximum of a JPEG (libjpeg's JPEG_MAX_DIMENSION)."""
 
-MODES = {"grey": "L", "rgb": "RGB", "rgba": "RGBA"}
+MODES = {"grey": "L", "rgb": "RGB"}
 """Pillow's mode for each value of `Rendering.channels`."""
-CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
+CHANNELS = {"grey": 1, "rgb": 3}
 """Number of channels for each value of `Rendering.channels`."""
-
 
 _EMPTY = "the file is empty"
 # Pillow's message where it was compiled without a library
@@ -71,9 +70,8 @@ class Rendering:
         fit: one of FITS.
         enlarge: with a `fit` of KEEPING_FITS, enlarge smaller pictures until that side has this length, too.
         resample: one of RESAMPLING.
-        background: RGB that transparent pixels are composited on; unused with channels `rgba`.
+        background: RGB that transparent pixels are composited on.
         channels: one of CHANNELS.
-        dtype: `uint8`; or `uint16`, with channels `grey`.
         allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
         scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
         max_pixels: refuse a picture of more pixels before it is decoded.
@@ -85,15 +83,9 @@ class Rendering:
     resample: str = "bilinear"
     background: Color = WHITE
     channels: str = "rgb"
-    dtype: str = "uint8"
     allow_truncated: bool = False
     scaled_decode: bool = False
     max_pixels: int = MAX_PIXELS
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether pixels have 16 bits, see `precache.pictures.depth`."""
-        return self.dtype == "uint16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +93,14 @@ class Decoded:
     """Decoded and upright picture.
 
     Attributes:
-        content: Pillow image of mode L, RGB, RGBX or RGBA; or uint8 [height, width, channels] in the order of
-            L, RGB or RGBX; or uint16 [height, width, 1], see `precache.pictures.depth`.
+        content: Pillow image of mode L, RGB or RGBX; or uint8 [height, width, channels] in the order of
+            these.
         width, height: size of the picture in pixels before the reduction.
         reduction: factor, 1, 2, 4 or 8, by which each side of `content` is shorter.
         plain: whether the source is a JPEG of which every decoder makes these pixels, so it may be copied.
     """
 
-    content: Image.Image | Pixels | depth.Grey16
+    content: Image.Image | Pixels
     width: int
     height: int
     reduction: int = 1
@@ -134,8 +126,8 @@ def render_or_copy(
     The workers of a run render large pictures one at a time, see `precache.pictures.large_pictures`.
 
     Returns:
-        Pixels, [height, width, channels] of `rendering.dtype`; (width, height) of the upright picture; and
-        whether `data` is a JPEG of which every decoder makes exactly these pixels.
+        Pixels, uint8 [height, width, channels]; (width, height) of the upright picture; and whether `data` is
+        a JPEG of which every decoder makes exactly these pixels.
 
     Raises:
         ImageError, SourceError: as `decode_for`.
@@ -228,18 +220,15 @@ def decode_for(
     with _decoder_errors(path, rendering.max_pixels):
         if not data:
             raise ValueError(_EMPTY)
-        if rendering.is_deep:
-            deep = _decode_deep(data, path, rendering.max_pixels, lock)
-            return Decoded(deep, deep.shape[1], deep.shape[0])
         if isinstance(data, Image.Image):
             check_pixels(*data.size, rendering.max_pixels)
-            upright = pillow.upright(data, _backdrop(rendering), path)
+            upright = pillow.upright(data, rendering.background, path)
             return Decoded(upright, *upright.size)
         if data.startswith(jpeg.START):
             decoded = _decode_jpeg(data, rendering, lock, jpeg_mode)
             if decoded is not None:
                 return decoded
-        upright = pillow.decode(data, path, _backdrop(rendering), rendering.max_pixels, lock)
+        upright = pillow.decode(data, path, rendering.background, rendering.max_pixels, lock)
         return Decoded(upright, *upright.size)
 
 
@@ -265,7 +254,7 @@ def _decoder_errors(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
 
 
 def fit(decoded: Decoded, rendering: Rendering) -> Pixels:
-    """Resize a decoded picture to [height, width, channels] of `rendering.dtype` and of `fitted_size`."""
+    """Resize a decoded picture to uint8 [height, width, channels] of `fitted_size`."""
     if rendering.fit == "pad":
         return _pad(decoded, rendering)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
@@ -348,11 +337,8 @@ def _resize(
     """Resize the part `box` of a picture, (left, top, right, bottom), to `size`, (width, height).
 
     Only this part is resized: that is less work, and a picture of 1 x 30,000 pixels needs no more memory than
-    any other. Pillow rounds the box to float32, which changes a value by 1 at most, and weights the colours
-    of RGBA by their alpha.
+    any other. Pillow rounds the box to float32, which changes a value by 1 at most.
     """
-    if rendering.is_deep:
-        return depth.resize(np.asarray(decoded.content), size, box, RESAMPLING[rendering.resample])
     image, mode = decoded.image, MODES[rendering.channels]
     left, top, right, bottom = (side / decoded.reduction for side in box)
     if mode not in ("RGB", image.mode):
@@ -363,10 +349,10 @@ def _resize(
 
 
 def _pad(decoded: Decoded, rendering: Rendering) -> Pixels:
-    """Resize the whole picture to fit into the size, centred on black, which is transparent in RGBA."""
+    """Resize the whole picture to fit into the size, centred on black."""
     rows, columns = sides(rendering.size)
     width, height = inner_size(decoded.width, decoded.height, rendering.size)
-    padded = np.zeros((rows, columns, CHANNELS[rendering.channels]), rendering.dtype)
+    padded = np.zeros((rows, columns, CHANNELS[rendering.channels]), np.uint8)
     left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
     padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, rendering)
@@ -380,10 +366,6 @@ def _pixels(image: Image.Image, mode: str) -> Pixels:
         return packed.reshape(image.height, image.width, 3)
     pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def _backdrop(rendering: Rendering) -> Color | None:
-    return None if rendering.channels == "rgba" else rendering.background
 
 
 def _decode_jpeg(
@@ -446,22 +428,3 @@ def _wrap(pixels: Pixels) -> Image.Image:
         return Image.fromarray(pixels)
     mode = "L" if channels == 1 else "RGBX"
     return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
-
-
-def _decode_deep(
-    data: bytes | Image.Image, path: str, max_pixels: int, lock: LargePictureLock | None
-) -> depth.Grey16:
-    """Decode any picture that Pillow opens to upright grey of 16 bits, uint16 [height, width, 1]."""
-    if isinstance(data, Image.Image):
-        check_pixels(*data.size, max_pixels)
-        return _deep_grey(data, path)
-    with pillow.open_picture(data, path, max_pixels, lock) as image:
-        return _deep_grey(image, path)
-
-
-def _deep_grey(image: Image.Image, path: str) -> depth.Grey16:
-    image.load()
-    deep = depth.grey_of_16_bits(image)
-    if deep is not None:
-        return deep
-    return depth.grey_from_8_bits(pillow.upright(image, WHITE, path).convert("L"))

@@ -14,7 +14,7 @@ from precache.errors import ImageError
 from precache.pictures.pillow import quiet_pillow
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""Pixels of a picture, uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
+"""Pixels of a picture, uint8 [height, width, channels], 0-255: grey or RGB."""
 
 START = b"\xff\xd8\xff"
 MAX_EXPANSION = 2048

@@ -1,4 +1,4 @@
-"""Decoding by Pillow, for all pictures but plain JPEGs: to upright grey, RGB or RGBA of 8 bits.
+"""Decoding by Pillow, for all pictures but plain JPEGs: to upright grey or RGB of 8 bits.
 
 Only files of the kinds in `precache.pictures.kinds` are opened, which excludes those for which Pillow runs
 another program, and only if their header says that the picture is not too large.
@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
@@ -28,16 +27,16 @@ _Pixels = tuple[int, int]  # width and height
 def decode(
     data: bytes,
     path: str,
-    background: tuple[int, int, int] | None,
+    background: tuple[int, int, int],
     max_pixels: int,
     lock: LargePictureLock | None,
 ) -> Image.Image:
-    """Decode a picture to an upright image of mode L or RGB, or RGBA.
+    """Decode a picture to an upright image of mode L or RGB.
 
     Args:
         data: bytes of the picture.
         path: path of the picture, whose extension says what it is if its bytes do not; and for a warning.
-        background: RGB that transparent pixels are composited on; None keeps transparency, in RGBA.
+        background: RGB that transparent pixels are composited on.
         max_pixels: maximal number of pixels.
         lock: lock to acquire before a large picture is decoded.
 
@@ -94,7 +93,7 @@ def _open(data: bytes, path: str) -> Image.Image:
 
 
 def upright(
-    image: Image.Image, background: tuple[int, int, int] | None, path: str, data: bytes = b""
+    image: Image.Image, background: tuple[int, int, int], path: str, data: bytes = b""
 ) -> Image.Image:
     """Decode an open picture and turn it upright, as `decode` does.
 
@@ -109,24 +108,17 @@ def upright(
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         turned = ImageOps.exif_transpose(image)
     if turned.mode in ("I", "F") or turned.mode.startswith("I;16"):
-        grey = Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))
-        shown = depth.shown_pixels(turned)
-        if shown is None:
-            return grey
-        opacity = Image.fromarray(shown.astype(np.uint8) * 255)
-        return _without_transparency(Image.merge("LA", (grey, opacity)), background)
-    if depth.is_deep_colour(image, data):
-        depth.warn_if_dark(depth.brightest_colour(image), path, "scale them")
+        turned = depth.grey_to_8_bits(turned, image, data, path)
+    else:
+        depth.warn_if_dark_colour(image, data, path)
     return _without_transparency(turned, background)
 
 
-def _without_transparency(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
-    """Convert to L or RGB on `background`, a few rows at a time to save memory; to RGBA if that is None."""
+def _without_transparency(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """Convert to L or RGB on `background`, a few rows at a time to save memory."""
     if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
         mode = "L" if image.mode in ("1", "L") else "RGB"
         return image if image.mode == mode else image.convert(mode)
-    if background is None:
-        return image.convert("RGBA")
     width, height = image.size
     rows = max(1, _BAND_PIXELS // width)
     result = Image.new("RGB", image.size)

@@ -122,7 +122,7 @@ class ConvertedSource:
         if isinstance(sample.data, bytes):
             return sample.data
         height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
-        if sample.data.size != height * width * recipe.pixel_bytes:
+        if sample.data.size != height * width * images.CHANNELS[recipe.channels]:
             expected = f"{width}x{height} pixels of {recipe.channels}"
             reason = f"holds no {expected}, as manifest and index say"
             raise SampleError(self.where(ref), reason, remedy=REMEDY)
@@ -142,16 +142,10 @@ class ConvertedSource:
         themselves. The scan gets a warning if JPEGs lose quality.
 
         Raises:
-            SettingError: the pictures would be enlarged, or have more than 8 bits.
+            SettingError: the pictures would be enlarged.
         """
         manifest = self.dataset.manifest
         stored = manifest.recipe
-        if stored.rendering.is_deep:
-            raise SettingError(
-                f"holds {stored.dtype} of channels {stored.channels}, which can only be converted from the "
-                f"original pictures; expected uint8 in grey, rgb or rgba",
-                path=self.root,
-            )
         _check_not_enlarged(self, stored, recipe)
         samples = scan.samples
         if recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list:  # leave the splits to the recipe

@@ -49,7 +49,7 @@ BAD: list[dict[str, Any]] = [
     {"device": "gpu"}, {"last": "some"}, {"check": "sometimes"}, {"cache": "disk"}, {"on_error": "ignore"},
     {"rank": 0}, {"rank": 2, "world_size": 2}, {"per_node": 0}, {"shuffle": "a bit"},
     {"split": "validation"}, {"split": 3}, {"num_workers": 4}, {"augment": "trian"}, {"augment": 3},
-    {"dtype": torch.int32}, {"dtype": "float"}, {"dtype": None}, {"dtype": np.uint8}, {"dtype": "uint16"},
+    {"dtype": torch.int32}, {"dtype": "float"}, {"dtype": None}, {"dtype": np.uint8}, {"dtype": "int8"},
     {"backend": None}, {"shuffle": None}, {"normalize": 3}, {"normalize": {}}, {"normalize": (0.5, "x")},
     {"reading": {"workers": 2}}, {"sampling": loaders.Sampling}, {"ranks": 0},
 ]  # fmt: skip

@@ -63,9 +63,6 @@ BAD_SETTINGS: dict[str, tuple[object, ...]] = {
     "channels": ("gray", None),
 }
 INCOMPATIBLE_SETTINGS: list[tuple[dict[str, object], list[str]]] = [
-    ({"format": "webdataset", "channels": "rgba"}, ["rgba", "shards", "webdataset"]),
-    ({"format": "dali", "channels": "grey", "dtype": "uint16"}, ["uint16", "shards", "dali"]),
-    ({"dtype": "uint16"}, ["uint16", "grey", "rgb"]),
     ({"fit": "keep", "size": (36, 60)}, ["keep", "one side"]),
     ({"fit": "crop", "enlarge": True}, ["crop", "keep and keep-longer"]),
 ]

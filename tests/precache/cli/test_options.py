@@ -13,7 +13,6 @@ WITHOUT_EFFECT = (
     ("verify shards tree", "precache verify --deep shards tree"),
     ("verify shards --deep", "--deep DST SRC"),
     ("convert tree out --format shards --quality 90", "--quality"),
-    ("convert tree out --format shards --channels rgba --background black", "--background"),
     ("convert tree out --format shards --strict --max-rejects 5%", "--max-rejects 5%"),
     ("convert tree out --format shards --address head:1", "address"),
     ("convert tree out --format shards --splits 0.8", "'train=0.8,val=0.2'"),

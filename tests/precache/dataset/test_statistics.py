@@ -11,11 +11,10 @@ from tests.conftest import small_recipe
 from tests.format_contract import stored_samples
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_pixel_sums_of_the_brightest_picture_do_not_overflow(dtype: type[np.integer]) -> None:
-    picture = np.full((200, 7, 4), np.iinfo(dtype).max, dtype)
-    picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 4), dtype)
-    unbounded = picture.astype(object).reshape(-1, 4)
+def test_pixel_sums_of_the_brightest_picture_do_not_overflow() -> None:
+    picture = np.full((200, 7, 3), 255, np.uint8)
+    picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
+    unbounded = picture.astype(object).reshape(-1, 3)
     expected = PixelSums(len(unbounded), tuple(unbounded.sum(0)), tuple((unbounded**2).sum(0)))
     assert PixelSums.from_picture(picture) == expected
 

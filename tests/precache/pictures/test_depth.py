@@ -1,20 +1,18 @@
-"""Values of 16 bits are stored as they are, or converted to 8 bits by the depth that the file states."""
+"""Values of 16 bits are reduced to 8 bits by the depth that the file states."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from precache.errors import ImageError
 from precache.pictures import images
 from precache.pictures.images import Rendering
 from tests.command import run
-from tests.precache.pictures.drawing import chunk, encode_image, noise
+from tests.precache.pictures.drawing import chunk, encode_image
 
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)
 AS_8_BITS = np.round(RAMP * (255 / 4095)).astype(np.uint8)
-DEEP = {"channels": "grey", "dtype": "uint16"}
 
 
 def with_bits(data: bytes, bits: int) -> bytes:
@@ -76,30 +74,11 @@ def test_convert_warns_once_of_16_bit_files_that_use_fewer_bits(tmp_path: Path) 
     assert ".png': its values have 16 bits, but none is above 4,095 of 65,535" in result.stderr
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_render_to_uint16_keeps_16_bits_and_multiplies_8_bits_by_257(kind: str) -> None:
-    deep, grey, colour = noise(40, 40, dtype=np.uint16), noise(40, 40), noise(40, 40, 3)
-    grey_of_colour = 257 * np.asarray(Image.fromarray(colour).convert("L"), np.uint16)
-    for source, expected in ((deep, deep), (grey, grey * np.uint16(257)), (colour, grey_of_colour)):
-        pixels, size = images.render(encode_image(source, kind), "x", Rendering(size=40, **DEEP))
-        assert (pixels.dtype, pixels.shape, size) == (np.uint16, (40, 40, 1), (40, 40))
-        assert np.array_equal(pixels[..., 0], expected)
-
-
-@pytest.mark.parametrize("resample", images.RESAMPLING)
-def test_resized_16_bits_are_those_of_floating_point_rounded_once(resample: str) -> None:
-    source = noise(90, 70, dtype=np.uint16)
-    rendering = Rendering(size=32, fit="stretch", resample=resample, **DEEP)
-    pixels, _ = images.render(encode_image(source, "PNG"), "x", rendering)
-    floats = Image.fromarray(source.astype(np.float32)).resize((32, 32), images.RESAMPLING[resample])
-    assert np.abs(pixels[..., 0] - np.asarray(floats).clip(0, 65535)).max() <= 0.51
-
-
 @pytest.mark.parametrize(
     "pixels",
     [np.full((9, 9), -1, np.int32), np.full((9, 9), 70_000, np.int32), np.zeros((9, 9), np.float32)],
     ids=["negative", "above 65,535", "floating point"],
 )
-def test_render_to_uint16_refuses_values_outside_of_16_bits(pixels: np.ndarray) -> None:
+def test_render_refuses_values_outside_of_16_bits(pixels: np.ndarray) -> None:
     with pytest.raises(ImageError, match=r"^x: .* 0 to 65,535"):
-        images.render(encode_image(pixels, "TIFF"), "x", Rendering(size=8, **DEEP))
+        images.render(encode_image(pixels, "TIFF"), "x", Rendering(size=8))

@@ -77,13 +77,6 @@ def test_unknown_classes_and_ids_are_refused_by_name(converted: dict[str, Path],
             scan_of(converted["shards"], **options)
 
 
-def test_16_bit_datasets_are_not_converted_again(raw_tree: Path, tmp_path: Path) -> None:
-    recipe = small_recipe("shards", size=8, channels="grey", dtype="uint16")
-    convert(raw_tree, tmp_path / "first", recipe, workers=0)
-    with pytest.raises(SettingError, match="uint16"):
-        convert(tmp_path / "first", tmp_path / "second", small_recipe("dali"), workers=0)
-
-
 STEPS: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("shards", {}, {}),  # the same recipe gives the same bytes: pixels are exact, JPEGs are copied
     ("webdataset", {}, {}),

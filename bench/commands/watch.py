@@ -1,8 +1,6 @@
 """Command `bench watch`: runs a user's own training script; says how much it waits for data, and for what."""
 
-import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,21 +9,14 @@ import torch
 from bench.commands.options import price_option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
-from bench.measure.replacements import measure_replacements
 from bench.report import waiting
 from bench.report.result import Result, format_document, make_document, parse_document
-from bench.report.stats import is_disturbed
-from bench.report.waiting import Change, MeasuredReplacement, Stream
-from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
-from bench.watch import advice
-from bench.watch.advice import Advice
-from bench.watch.replacements import Replacements, find_replacements
+from bench.report.watch import make_result, stream_to_trial
+from bench.watch.build_line import describe_build
 from bench.watch.run import WatchedRun, command_line, watch
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, check_output, note
-from precache.errors import PrecacheError, SettingError
-
-_SHARDS = "data/shards"
+from precache.cli.commandline import STDOUT, check_output
+from precache.errors import SettingError
 
 
 class _Command(commandline.Command):
@@ -104,7 +95,7 @@ def command(
 
 
 def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | None) -> Result:
-    """Measure what other data sets would change, and make the result of the watched script.
+    """Make the result of the watched script.
 
     Args:
         script: the words of the command line behind the options of `bench watch`.
@@ -119,49 +110,20 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
         "interrupted": observed.interrupted,
         "batches": len(observed.events("batch")),
         "fault": faults[0]["text"] if faults else "",
-        "left_out": [],
+        "build": "",
         "cpus": observed.machine.cpus,
         "ours": observed.machine.script_cpu_share,
         "others": observed.machine.other_cpu_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
-    skipped: dict[str, str] = {}
-    first = streams[0] if streams else None
-    if first is not None and not observed.failed and waiting.can_change(first):
-        replacements = Replacements()
-        measured: list[MeasuredReplacement] = []
-        if first.record and not observed.interrupted:
-            remade = bool(first.info.get("remade"))
-            replacements = find_replacements(first.record, _SHARDS, remade=remade)
-        if replacements.advices and not is_disturbed(observed.machine.other_cpu_share):
-            note("measuring what would help, on a sample of the pictures ...")
-            try:
-                measured = measure_replacements(
-                    replacements.advices, first.info.get("batch_size"), first.parts
-                )
-            except PrecacheError as error:
-                skipped["another data set"] = str(error)
-        settings["left_out"] = replacements.left_out
-        trials += [replacement_to_trial(replaced) for replaced in measured]
-        advice_by_name = {item.name: item for item in replacements.advices}
-        for change in waiting.find_changes(first, streams, observed.machine, measured):
-            trials.append(paste_to_trial(change, _lines_to_paste(first, change, advice_by_name)))
+    if streams and not observed.failed and waiting.can_change(streams[0]):
+        settings["build"] = describe_build(streams[0])
     machine = describe_machine(torch.device("cpu"))
     # read back as from a file, so that 'bench report' prints the same to the last digit
     document = parse_document(
-        format_document(make_document("watch", machine, settings, tuple(trials), skipped)), "watch"
+        format_document(make_document("watch", machine, settings, tuple(trials), {})), "watch"
     )
     return make_result(document.machine, document.settings, document.trials, document.skipped, gpu_price)
-
-
-def _lines_to_paste(first: Stream, change: Change, advice_by_name: Mapping[str, Advice]) -> list[str]:
-    """Return the lines to write into the script, or to run; empty where the script cannot have the change."""
-    if change.name == "pillow-simd":
-        return advice.put_simd(first.record).lines(os.getcwd())
-    if change.name in advice_by_name:
-        return advice_by_name[change.name].lines(os.getcwd())
-    edit = advice.set_arguments(first.record, change.arguments, remade=bool(first.info.get("remade")))
-    return [] if edit is None else edit.lines(os.getcwd())
 
 
 def _parse_seconds(text: str) -> float:

@@ -3,15 +3,15 @@
     python -m bench.lab.watch
     python -m bench.lab.watch --changes photos
 
-With --changes PHOTOS, a tree, it compares the effect of changes with their predictions instead: each change
-is written into the script, which is then watched again.
+With --changes PHOTOS, a tree, it compares the effect of changes with their predictions instead: a script of
+its own is watched without each change, and with it.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,8 @@ from bench.lab.trainings import KINDS
 from bench.machine.hardware import describe_machine
 from bench.report.result import Result, parse_document
 from bench.report.table import Table
-from bench.report.watch import make_result
+from bench.report.waiting import Change, Machine, find_changes
+from bench.report.watch import make_result, stream_from_trial
 from bench.report.words import machine_line, percent
 from precache.cli import commandline
 from precache.errors import SettingError, WorkerError, check_choice
@@ -158,19 +159,18 @@ def compare_changes(tree: Path, seconds: str) -> Table:
                 f"{case.start_s:.0f} s",
                 f"{before.rows[0].values['images_per_s'].median:,.0f}",
             ]
-            advised = [row for row in before.rows if _find_arguments(row.key.get("change", ""), before)]
+            advised = [change for change in _find_changes(before) if change.arguments]
             if not advised:
                 rows.append([*cells, "none advised", "-", "-"])
-            for row in advised:
-                arguments = _find_arguments(row.key["change"], before)
-                after = _watch_script(script, seconds, tree, case, {**options, **arguments})
-                predicted = row.values["images_per_s"]
+            for change in advised:
+                after = _watch_script(script, seconds, tree, case, {**options, **change.arguments})
+                predicted = change.images_per_s
                 rate = after.rows[0].values["images_per_s"].median
                 tried += 1
                 if predicted.low <= rate <= predicted.high:
                     right += 1
                 predicted_range = f"{predicted.low:,.0f} to {predicted.high:,.0f}"
-                rows.append([*cells, _format_options(arguments), predicted_range, f"{rate:,.0f}"])
+                rows.append([*cells, _format_options(change.arguments), predicted_range, f"{rate:,.0f}"])
     titles = ("DataLoader", "step", "a worker starts in", "images/s before", "advised", "predicted", "came")
     return Table(titles, [*rows, [f"{right} of {tried} within the range", "", "", "", "", "", ""]])
 
@@ -181,16 +181,14 @@ def _watch_script(script: Path, seconds: str, tree: Path, case: _Case, options: 
     return run_watch("--for", seconds, script, tree.resolve(), case.start_s, case.step_s, *words)
 
 
-def _find_arguments(change: str, result: Result) -> dict[str, Any]:
-    """Return the arguments of the DataLoader that a change sets; empty where it sets none."""
-    for trial in result.trials:
-        if trial.key.get("name") == change:
-            arguments: dict[str, Any] = json.loads(trial.facts.get("arguments", "{}"))
-            return arguments
-    return {}
+def _find_changes(result: Result) -> list[Change]:
+    """Return the changes that a result advises."""
+    streams = [stream_from_trial(trial) for trial in result.trials]
+    settings = result.settings
+    return find_changes(streams[0], streams, Machine(settings["cpus"], settings["ours"], settings["others"]))
 
 
-def _format_options(arguments: dict[str, Any]) -> str:
+def _format_options(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 

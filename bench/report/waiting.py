@@ -4,7 +4,6 @@
     stream     batches that one process iterates at one line of the script, epoch after epoch: of training,
                of validation, or of reading where no optimizer steps
     change     something to alter in the script, such as the number of workers, and the predicted images/s
-    record     description of a stream's loader and dataset by `bench.watch.describe`
 
 The wait of a batch is the time from asking for it to having it; the step is the time from there until the
 next batch is asked for. So a loader that reads ahead of a slow step costs nothing. On CUDA the wait is the
@@ -25,6 +24,7 @@ processes use the CPUs, the range is over two values of `step`, or of the CPUs.
 
 import math
 from bisect import bisect, bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -68,7 +68,8 @@ class Stream:
 
     Attributes:
         info: properties of its loader, from the events `stream` and `described`.
-        record: record of the loader, see `bench.watch.describe`; empty where it has none.
+        made: number of loaders that the script has made at the line of this one.
+        remade: whether the script makes a new loader for each epoch.
         role: TRAINING, VALIDATION, or READING where no optimizer steps.
         rank: rank of the process; None where it has none.
         batches: number of counted batches.
@@ -95,7 +96,8 @@ class Stream:
     """
 
     info: Mapping[str, Any]
-    record: Mapping[str, Any]
+    made: int
+    remade: bool
     role: str
     rank: int | None
     batches: int
@@ -159,31 +161,11 @@ class Change:
         name: name of what is changed.
         images_per_s: predicted images/s of training.
         arguments: arguments of the DataLoader that the change sets.
-        cost: disk and time that it takes once; empty where it takes neither.
     """
 
     name: str
     images_per_s: Estimate
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    cost: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredReplacement:
-    """Speed of a dataset or loader in the place of the script's own, measured on a sample of the pictures.
-
-    Attributes:
-        name: name of the change.
-        factor: seconds of a sample over those of today's dataset, with the range over samples; None where the
-            whole loader is replaced.
-        rate: images/s of the new loader alone on all CPUs; None where the DataLoader stays.
-        cost: disk and time that it takes once; empty where it takes neither.
-    """
-
-    name: str
-    factor: Estimate | None
-    rate: Estimate | None
-    cost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +242,17 @@ class _Loader:
 
     Attributes:
         info: properties of the loader, from the events `stream` and `described`.
-        record: record of the loader.
         events: its events `epoch`, `batch`, `end` and `idle`.
         parts: its event `parts`; empty where there was none.
         is_ahead: whether another thread than the training asks for its batches.
+        made: number of loaders that the script has made at the same line.
     """
 
     info: dict[str, Any]
-    record: dict[str, Any] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     parts: Mapping[str, Any] = field(default_factory=dict)
     is_ahead: bool = False
+    made: int = 0
 
 
 def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
@@ -309,16 +291,15 @@ def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader
     """Read the rank of a process, and its loaders by the `stream` of their events."""
     rank: int | None = None
     loaders: dict[int, _Loader] = {}
+    made = Counter(event["where"] for event in events if event["event"] == "made")
     for event in events:
         kind = event["event"]
         if kind == "process":
             rank = int(event["rank"]) if event["rank"].isdecimal() else None
         elif kind == "stream":
-            loaders[event["stream"]] = _Loader(dict(event))
+            loaders[event["stream"]] = _Loader(dict(event), made=made[event["where"]])
         elif kind == "described":
-            loader = loaders[event["stream"]]
-            loader.record = dict(event["record"])
-            loader.info |= {name: event[name] for name in ("side", "bytes", "kinds")}
+            loaders[event["stream"]].info |= {name: event[name] for name in ("side", "bytes", "kinds")}
         elif kind == "parts":
             loaders[event["stream"]].parts = event
         elif kind == "ahead":
@@ -514,7 +495,8 @@ def _make_stream(
         step_cpu_s = median(batch.step_cpu_s for batch in held_batches)
     return Stream(
         info=info,
-        record=next((member.record for member in members if member.record), {}),
+        made=max(member.made for member in members),
+        remade=len(members) > 1,
         role=role,
         rank=rank,
         batches=len(steady),
@@ -563,12 +545,7 @@ def longest_stage(stream: Stream) -> str:
     return max(stream.parts, key=lambda part: stream.parts[part], default="")
 
 
-def find_changes(
-    stream: Stream,
-    streams: Sequence[Stream],
-    machine: Machine,
-    replacements: Sequence[MeasuredReplacement] = (),
-) -> list[Change]:
+def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) -> list[Change]:
     """List the changes that would bring more images/s; none where the stream does not wait.
 
     The change that brings most is first; where the stream waits most for workers that start anew, it is
@@ -578,27 +555,20 @@ def find_changes(
         stream: stream to improve.
         streams: all streams, because ranks share the CPUs.
         machine: CPUs of the machine.
-        replacements: measured replacements of the dataset or the loader.
     """
-    if not can_change(stream):
+    if not can_change(stream) or stream.info["kind"] != "DataLoader":
         return []
-    model = _Model(stream, machine, count_ranks(stream, streams))
-    candidates: list[Change | None] = []
-    if stream.info["kind"] == "DataLoader":
-        candidates += [_suggest_persistent_workers(stream), _suggest_pinning(stream)]
-        if stream.loads_too_slowly:
-            candidates += [_suggest_more_workers(stream, model), _suggest_simd(stream, model)]
-    changes = [change for change in candidates if change is not None]
-    for new in replacements:
-        if new.rate is not None:
-            changes.append(Change(new.name, model.predict_loader(new.rate), {}, new.cost))
-        elif new.factor is not None and stream.loads_too_slowly:
-            changes.append(Change(new.name, model.predict_samples(new.factor), {}, new.cost))
+    candidates = [_suggest_persistent_workers(stream), _suggest_pinning(stream)]
+    if stream.loads_too_slowly:
+        model = _Model(stream, machine, count_ranks(stream, streams))
+        candidates += [_suggest_more_workers(stream, model), _suggest_simd(stream, model)]
     today = stream.images_per_s
     gaining = [
         change
-        for change in changes
-        if change.images_per_s.low > today and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
+        for change in candidates
+        if change is not None
+        and change.images_per_s.low > today
+        and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
     # workers that start anew come first where they cost more time than anything else
     first_name = "persistent_workers" if longest_stage(stream) == "workers" else ""
@@ -662,16 +632,8 @@ class _Model:
             periods.append(self._periods(load_s, load_cpu_s, stream.workers, stream.start_wait_s))
         return self._rate(periods)
 
-    def predict_loader(self, rate: Estimate) -> Estimate:
-        """Predict images/s with a loader that gives `rate` images/s on all CPUs and starts no processes."""
-        periods = []
-        for images_per_s in (rate.low, rate.high):
-            load_cpu_s = self._stream.images / images_per_s * self.cpus
-            periods.append(self._periods(load_cpu_s, load_cpu_s, self.cpus, 0.0))
-        return self._rate(periods)
-
     def _periods(
-        self, load_s: float, load_cpu_s: float, workers: float, start_wait_s: float
+        self, load_s: float, load_cpu_s: float, workers: int, start_wait_s: float
     ) -> tuple[float, float]:
         """Predict the seconds from batch to batch, at best and at worst.
 

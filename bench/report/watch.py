@@ -1,17 +1,16 @@
 """Result of `bench watch`: how much a training waits, for what, and what would change that. Pure.
 
-`bench.report.waiting` has the analysis, and says what a stream, a change and a record are. The file of a
-result holds three kinds of trials, from which the result can be made again: streams, measured replacements of
-the dataset or the loader, and lines to write into the script for a change.
+`bench.report.waiting` has the analysis, and says what a stream and a change are. The trials in the file of a
+result are streams, from which the result can be made again.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from bench.report import spikes, waiting
+from bench.report.advice import advise
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance, is_disturbed, quotient
 from bench.report.waiting import (
@@ -22,19 +21,16 @@ from bench.report.waiting import (
     VALIDATION,
     Change,
     Machine,
-    MeasuredReplacement,
     Stream,
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
-from precache.reporting import human_bytes, quantity
+from precache.reporting import quantity
 
-STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
-"""Kinds of trials, `key["what"]`."""
 _BUSY_SHARE = 0.85  # share of busy CPUs from which on more workers have nothing to run on
 _MIN_SPEEDUP = 1.1  # speedup from which on the rate of steps timed alone is mentioned
 _VERSIONS = ("python", "torch", "pillow")
-_COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
+_COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s")
 _SERIES = ("waits_s", "steps_s", "starts")
 _TRIAL_NAMES = {"wait_share": "share", "all_wait_share": "all_share", "start_wait_share": "start_share"}
 """Names in a result's file of those fields of `Stream` that are not named as in `Stream`."""
@@ -53,17 +49,17 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
         numbers |= _estimate_numbers(_TRIAL_NAMES[name], getattr(stream, name))
     for name in (field.name for field in fields(Stream)):
         value = getattr(stream, name)
-        if isinstance(value, (bool, int, float)) and name != "rank":
+        if isinstance(value, (bool, int, float)) and name not in ("rank", "made", "remade"):
             numbers[_TRIAL_NAMES.get(name, name)] = float(value)
     info = {name: value for name, value in stream.info.items() if name not in ("event", "stream")}
     return Trial(
         key={
-            "what": STREAM,
             "position": position,
             "role": stream.role,
             "rank": stream.rank,
             "info": info,
-            "source": dict(stream.record),
+            "made": stream.made,
+            "remade": stream.remade,
         },
         numbers=numbers,
         series={name: tuple(map(float, getattr(stream, name))) for name in _SERIES},
@@ -77,7 +73,8 @@ def stream_from_trial(trial: Trial) -> Stream:
     suffix = "_part_s"
     return Stream(
         info=trial.key["info"],
-        record=trial.key["source"],
+        made=trial.key["made"],
+        remade=trial.key["remade"],
         role=trial.key["role"],
         rank=trial.key["rank"],
         batches=int(numbers["batches"]),
@@ -112,28 +109,6 @@ def _read_estimate(numbers: Mapping[str, float], name: str) -> Estimate:
     return Estimate(numbers[name], numbers[f"{name}_low"], numbers[f"{name}_high"])
 
 
-def replacement_to_trial(replacement: MeasuredReplacement) -> Trial:
-    """Make a trial of a measured replacement."""
-    numbers: dict[str, float] = {}
-    if replacement.factor is not None:
-        numbers |= _estimate_numbers("factor", replacement.factor)
-    if replacement.rate is not None:
-        numbers |= _estimate_numbers("rate", replacement.rate)
-    return Trial({"what": REPLACED, "name": replacement.name}, numbers, facts={"cost": replacement.cost})
-
-
-def _replacement_from_trial(trial: Trial) -> MeasuredReplacement:
-    factor = _read_estimate(trial.numbers, "factor") if "factor" in trial.numbers else None
-    rate = _read_estimate(trial.numbers, "rate") if "rate" in trial.numbers else None
-    return MeasuredReplacement(trial.key["name"], factor, rate, trial.facts["cost"])
-
-
-def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
-    """Make a trial of the lines to write into the script for a change."""
-    facts = {"lines": "\n".join(lines), "arguments": json.dumps(dict(change.arguments))}
-    return Trial({"what": PASTE, "name": change.name}, facts=facts)
-
-
 def make_result(
     machine: Mapping[str, str],
     settings: Mapping[str, Any],
@@ -145,19 +120,14 @@ def make_result(
 
     Args:
         settings: `script`, `exit_code`, `ended` (by bench), `interrupted`, `batches` (number seen), `fault`
-            (error of the hook), `left_out` (sentences on what cannot replace the dataset), and the fields of
-            `bench.report.waiting.Machine`: `cpus`, `ours` (script_cpu_share) and `others` (other_cpu_share).
-        trials: streams, replacements and lines.
+            (error of the hook), `build` (lines on `loaders.build` in the place of the first stream's
+            loader), and the fields of `bench.report.waiting.Machine`: `cpus`, `ours` (script_cpu_share) and
+            `others` (other_cpu_share).
+        trials: streams.
         skipped: what could not be measured, and why.
         gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
-    streams = [stream_from_trial(trial) for trial in trials if trial.key["what"] == STREAM]
-    replacements = [_replacement_from_trial(trial) for trial in trials if trial.key["what"] == REPLACED]
-    lines = {
-        trial.key["name"]: tuple(trial.facts["lines"].splitlines())
-        for trial in trials
-        if trial.key["what"] == PASTE
-    }
+    streams = [stream_from_trial(trial) for trial in trials]
     cpus = Machine(settings["cpus"], settings["ours"], settings["others"])
     answer: list[tuple[str, ...]] = []
     rows: list[Row] = []
@@ -167,18 +137,12 @@ def make_result(
         rows = [_make_row(stream) for stream in streams]
     else:
         first = streams[0]
-        changes = [
-            change
-            for change in waiting.find_changes(first, streams, cpus, replacements)
-            if lines.get(change.name)  # a change that the script cannot have has no lines
-        ]
+        changes = [change for change in waiting.find_changes(first, streams, cpus) if advise(first, change)]
         answer.append(tuple(describe_waiting(first, streams, cpus, gpu_price)))
         if not changes and (reason := _explain_no_change(first, cpus)):
             answer.append((reason,))
-        if settings["left_out"]:
-            answer.append(tuple(settings["left_out"]))
         rows.append(_make_row(first))
-        rows += [_make_change_row(first, change, lines.get(change.name, ())) for change in changes]
+        rows += [_make_change_row(first, change) for change in changes]
         rows += [_make_row(stream) for stream in streams[1:]]
     return Result(
         command="watch",
@@ -192,6 +156,7 @@ def make_result(
         answer=tuple(answer),
         bars="images_per_s",
         conditions=tuple(_conditions(machine, settings, streams)),
+        next_step=settings["build"],
         skipped=dict(skipped),
         summary={"streams": [_summarise(stream) for stream in streams]},
     )
@@ -236,7 +201,7 @@ def describe_waiting(
     if not waiting.is_waiting(stream):
         return [*sentences, "Change nothing: another loader would not make it faster."]
     if stream.loaders > 1:
-        sentences.append(f"It waits most for the loader of {_made_at(stream)}.")
+        sentences.append(f"It waits most for the loader of {stream.info['where']}.")
     longest = waiting.longest_stage(stream)
     if not longest:
         why = f" ({stream.note})" if stream.note else ""
@@ -334,7 +299,7 @@ def _summarise(stream: Stream) -> dict[str, Any]:
     return {
         "role": stream.role,
         "rank": stream.rank,
-        "made_at": stream.info.get("where", ""),
+        "made_at": stream.info["where"],
         "dataset": stream.info["dataset"],
         "images_per_s": stream.images_per_s,
         "wait_share": stream.wait_share.median,
@@ -342,25 +307,18 @@ def _summarise(stream: Stream) -> dict[str, Any]:
     }
 
 
-def _made_at(stream: Stream) -> str:
-    """'file:line' where the loader was made, relative to the working folder of the script."""
-    where = str(stream.info.get("where", ""))
-    return where.removeprefix(f"{stream.record.get('folder') or ''}/")
-
-
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
-    place = f" ({os.path.basename(_made_at(stream))})" if _made_at(stream) else ""
+    where = stream.info["where"]
+    place = f" ({os.path.basename(where)})" if where else ""
     workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
-    root = str(stream.record.get("root") or stream.info.get("root") or "")
-    root = root.removeprefix(f"{stream.record.get('folder') or ''}/")
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
         name=f"{stream.role}{rank}{place}",
         key={
             "stream": stream.role,
             "rank": stream.rank,
-            "made_at": _made_at(stream),
+            "made_at": where,
             "dataset": stream.info["dataset"],
         },
         values={
@@ -371,10 +329,9 @@ def _make_row(stream: Stream) -> Row:
             "batches": _exact_estimate(stream.batches),
         },
         texts={
-            "data": " ".join(filter(None, [str(stream.info["dataset"]), root])) + workers,
-            "made_at": _made_at(stream),
+            "data": " ".join(filter(None, [stream.info["dataset"], stream.info["root"]])) + workers,
+            "made_at": where,
             "gain": "",
-            "takes": "",
         },
         batches=timed,
         findings=timed.findings,
@@ -382,23 +339,18 @@ def _make_row(stream: Stream) -> Row:
     )
 
 
-def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Row:
+def _make_change_row(stream: Stream, change: Change) -> Row:
     today = _exact_estimate(stream.images_per_s)
     empty_cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
-        key={"change": change.name},
+        key={"change": change.name, "arguments": dict(change.arguments)},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
-        texts={**empty_cells, "takes": change.cost},
-        paste=tuple(lines),
+        texts=empty_cells,
+        paste=advise(stream, change),
     )
 
 
 def _exact_estimate(value: float) -> Estimate:
     """Make an estimate without a range."""
     return Estimate(value, value, value)
-
-
-def convert_cost(size_bytes: float, seconds: float) -> str:
-    """Describe the disk and time that converting takes."""
-    return f"{human_bytes(int(size_bytes))} on disk, {duration(seconds)} to convert"

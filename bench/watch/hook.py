@@ -1,9 +1,9 @@
 """Timing of the batches of a script that `bench watch` started, in the script's own processes.
 
-The hook runs in the interpreter of the script, so it imports nothing of this project but `describe.py` beside
-it, and an error in here is written down and never reaches the script. `inject/sitecustomize.py` calls
-`watch_module` when torch's DataLoader or a similar module has been imported; the hook then wraps the methods
-that make loaders, make iterators and give the next batch.
+The hook runs in the interpreter of the script, so it imports nothing of this project but `origin.py` and
+`transforms.py` beside it, and an error in here is written down and never reaches the script.
+`inject/sitecustomize.py` calls `watch_module` when torch's DataLoader or a similar module has been imported;
+the hook then wraps the methods that make loaders, make iterators and give the next batch.
 
     stream     the batches of one loader in one process, epoch after epoch; it has a number
     group      loaders that one line of the script makes for one dataset, as for each evaluation; what is
@@ -12,16 +12,16 @@ that make loaders, make iterators and give the next batch.
                workers have nothing to do: so the training's steps are timed alone
     probe      timing of the parts of a sample (reading, decoding, ...), on a few samples, in a process of its
                own; the samples come from the dataset of a loader
-    record     description of a loader and its dataset by `describe.py`
 
 Each process appends events, one JSON object a line, to a file of its own in the folder BENCH_WATCH, which
 `bench.watch.run` reads; in the same folder `run` leaves files that ask a process to hold batches or to probe.
-Every event has its kind as `event`, and the number of its `stream`, except for `process` and `fault`. Times
-are seconds of the monotonic clock; those that end in `_cpu_s` are CPU time of the process.
+Every event has its kind as `event`, and the number of its `stream`, except for `process`, `made` and `fault`.
+Times are seconds of the monotonic clock; those that end in `_cpu_s` are CPU time of the process.
 
     process     pid, rank               the first event of a process
+    made        where                   the script made a loader, at that line
     stream      kind, where, ...        a loader is iterated for the first time; its properties
-    described   record, side, ...       the first batch was served; the record, and the form of the batch
+    described   kinds, side, bytes      the first batch was served; its form
     epoch       begin_s, begin_cpu_s, end_s
                                         making an iterator took from `begin_s` to `end_s`
     batch       asked_s, got_s, asked_cpu_s, got_cpu_s, steps, images, served
@@ -129,6 +129,12 @@ _inner_loaders: set[int] = set()
 """Ids of loaders that `loaders.build` uses itself, and the script does not iterate."""
 _groups: dict[tuple[int, str], "_Group"] = {}
 """Groups by process and key of their streams."""
+_descriptions: dict[int, tuple[Any, dict[str, Any]]] = {}
+"""Weak reference to a loader, and its description by `_describe_loader`, by the id of the loader."""
+_latest_descriptions: dict[int, tuple[Any, dict[str, Any]]] = {}
+"""Weak reference to a dataset, and the description of the script's latest loader of it, by its id."""
+_NOT_DESCRIBED = {"where": "", "libraries": (), "choice": "", "batches": {"reason": "it is not known"}}
+"""Description of a loader that was not seen when it was made."""
 
 
 def _catch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,22 +179,15 @@ def watch_module(name: str, module: ModuleType) -> None:
         _watch_iterator_class(module._StatefulMultiProcessingDataLoaderIter)
     elif name == "fastai.data.load":
         _watch_loader_class(module.DataLoader)
-    elif name == "torchvision.datasets.vision":
-        _describe_module().watch_datasets(module)
     elif name == "loaders.loader":
         _watch_loader_class(module.Loader)
         iteration = module.Iteration
         iteration.__next__ = _with_timing(iteration.__next__, _stream_of_iteration)
 
 
-def _describe_module() -> ModuleType:
-    """Import `describe.py`, which sitecustomize finds under this name."""
-    return importlib.import_module("bench_watch_describe")
-
-
 def _watch_torch(module: ModuleType) -> None:
     """Time torch's iterators rather than its DataLoader, because other loaders use these iterators, too."""
-    _describe_module()  # notes the working folder when imported
+    _origin_module()  # notes the working folder when imported
     _watch_loader_class(module.DataLoader)
     base = module._BaseDataLoaderIter
     for iterator_class in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
@@ -204,19 +203,59 @@ def _watch_loader_class(loader_class: Any) -> None:
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
         if str(sys._getframe(1).f_globals.get("__name__")).startswith("loaders.read."):
             _inner_loaders.add(id(self))  # a thread of `loaders.build` iterates it
         else:
             _inner_loaders.discard(id(self))
-            _note_loader(self, args[0] if args else kwargs.get("dataset"))
-        make(self, *args, **kwargs)
+            _describe_loader(self)
 
     loader_class.__init__ = __init__
 
 
 @_catch_errors
-def _note_loader(loader: Any, dataset: Any) -> None:
-    _describe_module().note_loader(loader, dataset)
+def _describe_loader(loader: Any) -> None:
+    """Describe a loader that has just been made: `where`, `libraries` and `choice` of its Origin, `batches`.
+
+    Where a library makes a loader of its own of a script's loader, the description is of the latter.
+    """
+    origin = _origin_module().find_origin(sys._getframe(1))
+    dataset = vars(loader).get("dataset")
+    description = _find(_latest_descriptions, dataset)
+    if not origin.libraries or description is None:
+        _log.write("made", where=origin.where)
+        description = {
+            "where": origin.where,
+            "libraries": origin.libraries,
+            "choice": origin.choice,
+            "batches": _transforms_module().describe_batches(loader),
+        }
+        _note(_latest_descriptions, dataset, description)
+    _note(_descriptions, loader, description)
+
+
+def _origin_module() -> ModuleType:
+    """Import `origin.py`, which sitecustomize finds under this name."""
+    return importlib.import_module("bench_watch_origin")
+
+
+def _transforms_module() -> ModuleType:
+    return importlib.import_module("bench_watch_transforms")
+
+
+def _note(table: dict[int, tuple[Any, Any]], subject: Any, value: Any) -> None:
+    """Note a value for an object, until the object is gone."""
+    key = id(subject)
+    with contextlib.suppress(TypeError):  # there are no weak references to a list, for example
+        table[key] = weakref.ref(subject, lambda _: table.pop(key, None)), value
+
+
+def _find(table: Mapping[int, tuple[Any, Any]], subject: Any) -> Any:
+    """Return the value noted for an object; None where there is none."""
+    entry = table.get(id(subject))
+    if entry is None or entry[0]() is not subject:
+        return None
+    return entry[1]
 
 
 def _watch_iterator_class(iterator_class: Any) -> None:
@@ -436,23 +475,16 @@ class _Stream:
         trained: number of batches after which an optimizer stepped.
     """
 
-    def __init__(self, info: dict[str, Any], loader: Any = None) -> None:
+    def __init__(self, info: dict[str, Any]) -> None:
         self.number, self.key, self.pid = len(_streams), info["key"], os.getpid()
         self.group = _groups.setdefault((self.pid, self.key), _Group(self.number))
         self.batches, self.trained = 0, 0
-        self._loader = None if loader is None else weakref.ref(loader)
-        self._record = None if loader is None else _describe_loader(loader)
         self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
         _streams.append(self)
         _steps.begin()
         _log.write("stream", stream=self.number, **info)
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the script has thrown the loader away."""
-        return self._loader is not None and self._loader() is None
 
     @_catch_errors
     def record_epoch(self, begin: _Moment) -> None:
@@ -503,7 +535,7 @@ class _Stream:
             _log.write("idle", stream=self.number, batch=number, seconds=seconds)
         if not self._is_described:
             self._is_described = True
-            self._describe(batch)
+            _log.write("described", stream=self.number, **_describe_batch(batch))
         if _steps.count and _steps.thread != threading.get_ident() and not self._is_ahead:
             self._is_ahead = True
             _log.write("ahead", stream=self.number)
@@ -531,13 +563,6 @@ class _Stream:
         _log.write("end", stream=self.number, **times, steps=_steps.count)
 
     @_catch_errors
-    def _describe(self, batch: Any) -> None:
-        record = self._record or {}
-        if record:
-            record["batch"] = _describe_module().describe_batch(batch)
-        _log.write("described", stream=self.number, record=record, **_describe_batch(batch))
-
-    @_catch_errors
     def probe(self) -> None:
         """Time the parts of a sample, once for a group of loaders, and write them."""
         if "probe" in self.group.done:
@@ -547,11 +572,6 @@ class _Stream:
         if self.group.probe_input is not None:
             values = _probe(self.group.probe_input)
         _log.write("parts", stream=self.number, **values)
-
-
-@_catch_errors
-def _describe_loader(loader: Any) -> Any:
-    return _describe_module().describe(loader)
 
 
 def _cuda_event() -> Any:
@@ -571,15 +591,17 @@ def _stream_of(loader: Any) -> _Stream | None:
         return None
     is_fastai = type(loader).__name__ == "_FakeLoader"
     script_loader = loader.d if is_fastai else loader  # fastai iterates a loader of its own
-    known = _stream_by_loader.get(id(script_loader))
-    if known is not None:
-        reference, stream = known
-        if reference() is script_loader and stream.pid == os.getpid():
-            return stream
+    known: _Stream | None = _find(_stream_by_loader, script_loader)
+    if known is not None and known.pid == os.getpid():
+        return known
     dataset = script_loader.dataset
     is_list = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     samples = len(dataset) if is_list else None
-    where, kind = _line_of(script_loader) or "", _type_name(dataset)
+    description = _find(_descriptions, script_loader) or _NOT_DESCRIBED
+    where, innermost = description["where"], dataset
+    while type(innermost).__name__ == "Subset" and hasattr(innermost, "dataset"):
+        innermost = innermost.dataset
+    kind = type(innermost).__name__
     if is_fastai:
         batch_size = script_loader.bs
     else:
@@ -588,13 +610,19 @@ def _stream_of(loader: Any) -> _Stream | None:
         "kind": "DataLoader",
         "key": f"{where} {kind} {samples}",
         "where": where,
+        "libraries": description["libraries"],
+        "choice": description["choice"],
         "dataset": kind,
+        "root": _find_root(innermost),
         "samples": samples,
+        "build": _describe_build(description["batches"], dataset) or _NOT_DESCRIBED["batches"],
         "workers": loader.num_workers,
         "prefetch": loader.prefetch_factor or 0,
         "persistent": loader.persistent_workers,
         "pinned": loader.pin_memory,
         "batch_size": batch_size,
+        "start": _start_method(loader.multiprocessing_context),
+        "python": sys.executable,
         "pillow": getattr(sys.modules.get("PIL"), "__version__", ""),
     }
     if is_fastai:
@@ -604,29 +632,41 @@ def _stream_of(loader: Any) -> _Stream | None:
         samples_from, collate = dataset, loader.collate_fn
         size = 0 if loader.batch_sampler is None else batch_size or 1
     takes_lists = not size and "batch" in type(getattr(loader, "sampler", None)).__name__.lower()
-    info["remade"] = any(other.key == info["key"] and other.is_dead for other in _streams)
-    stream = _Stream(info, script_loader)
+    stream = _Stream(info)
     if is_list or not is_fastai:
         start = loader.multiprocessing_context
         start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
         stream.group.probe_input = _ProbeInput(
             samples_from, collate, size, takes_lists, loader.num_workers, start
         )
-    _stream_by_loader[id(script_loader)] = weakref.ref(script_loader), stream
+    _note(_stream_by_loader, script_loader, stream)
     return stream
 
 
 @_catch_errors
-def _line_of(loader: Any) -> str:
-    """'file:line' of the script where the loader was made."""
-    return str(_describe_module().line_of(loader))
+def _describe_build(batches: dict[str, Any], dataset: Any) -> Any:
+    return _transforms_module().describe_build(batches, dataset)
 
 
-def _type_name(dataset: Any) -> str:
-    """Name of the dataset's class, below torch's Subsets."""
-    while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    return type(dataset).__name__
+def _find_root(dataset: Any) -> str:
+    """Root folder of a dataset, as the script and whoever typed `bench watch` may write it; "" for none."""
+    root = getattr(dataset, "root", None)
+    if not isinstance(root, (str, os.PathLike)) or not os.fspath(root):
+        return ""
+    path = os.path.abspath(os.path.expanduser(os.fsdecode(root)))
+    origin = _origin_module()
+    return str(origin.relative_path(path)) if os.getcwd() == origin.FOLDER else path
+
+
+def _start_method(context: Any) -> str:
+    """Way in which workers are started: fork, spawn or forkserver; the script may yet choose another one."""
+    if hasattr(context, "get_start_method"):
+        return str(context.get_start_method())
+    multiprocessing = sys.modules["torch"].multiprocessing
+    # the default comes first; to ask for the method itself would keep the script from choosing another one
+    return str(
+        multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    )
 
 
 class _FastaiSamples:
@@ -646,11 +686,9 @@ class _FastaiSamples:
 def _stream_of_iteration(iteration: Any) -> _Stream:
     """Return the stream of the loader of `loaders.build` that an iteration is of."""
     loader = iteration._loader
-    known = _stream_by_loader.get(id(loader))
-    if known is not None and known[0]() is loader:
-        stream = known[1]
-    else:
-        where = _line_of(loader) or ""
+    stream: _Stream | None = _find(_stream_by_loader, loader)
+    if stream is None:
+        where = (_find(_descriptions, loader) or _NOT_DESCRIBED)["where"]
         info = {
             "kind": "loaders",
             "key": f"{where} {loader._path}",
@@ -662,7 +700,7 @@ def _stream_of_iteration(iteration: Any) -> _Stream:
             "workers": 0,
         }
         stream = _Stream(info)
-        _stream_by_loader[id(loader)] = weakref.ref(loader), stream
+        _note(_stream_by_loader, loader, stream)
     if not hasattr(iteration, "_bench_watch"):
         iteration._bench_watch = True
         stream.record_epoch(_Moment())

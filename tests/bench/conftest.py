@@ -17,7 +17,7 @@ Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run trials in this process: a new process imports torch for a second or two."""
-    for module in ("measure.comparison", "measure.replacements", "lab.epochs", "lab.object_storage"):
+    for module in ("measure.comparison", "lab.epochs", "lab.object_storage"):
         monkeypatch.setattr(
             f"bench.{module}.run_in_process", lambda function, *arguments: function(*arguments)
         )

@@ -14,11 +14,10 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = "bench_watch_hook"
-_FILES = {_HOOK: "hook.py", "bench_watch_describe": "describe.py"}
+_FILES = {_HOOK: "hook.py", "bench_watch_origin": "origin.py", "bench_watch_transforms": "transforms.py"}
 _TIMED = (
     "torch.utils.data.dataloader",
     "torchdata.stateful_dataloader.stateful_dataloader",
-    "torchvision.datasets.vision",
     "fastai.data.load",
     "loaders.loader",
 )

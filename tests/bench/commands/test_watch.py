@@ -21,18 +21,22 @@ from tests.command import ROOT, check_bad_input
 TRAIN = """
 import json, sys, time
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-class Slow(datasets.ImageFolder):
-    def __getitem__(self, index):
-        time.sleep(float(sys.argv[2]))
-        return super().__getitem__(index)
+read = Image.open
+
+def read_slowly(file):
+    time.sleep(float(sys.argv[2]))
+    return read(file)
+
+Image.open = read_slowly
 
 def main():
     torch.manual_seed(0)
     steps = [transforms.RandomResizedCrop(32), transforms.ToTensor()]
-    data = Slow(sys.argv[1], transforms.Compose(steps))
+    data = datasets.ImageFolder(sys.argv[1], transforms.Compose(steps))
     train = DataLoader(data, 4, shuffle=True, num_workers=int(sys.argv[4]))
     unused = DataLoader(data, batch_size=2)
     net = torch.nn.Linear(3, 9)
@@ -179,9 +183,9 @@ def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read_streams(folder: Path) -> list[dict[str, Any]]:
-    """Return the trials of DataLoaders in the result that `bench watch` has left in the folder."""
-    trials = json.loads((folder / "result.json").read_text())["trials"]
-    return [trial for trial in trials if trial["of"]["what"] == "stream"]
+    """Return the trials in the result that `bench watch` has left in the folder: a stream each."""
+    trials: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())["trials"]
+    return trials
 
 
 @pytest.mark.usefixtures("trials_here")
@@ -194,13 +198,17 @@ def test_watch_finds_the_waits_of_a_script_that_runs_as_without_it(scripts: Path
     assert watched.stderr.startswith(alone.stderr)  # it has the random numbers of the script
     train, val = read_streams(scripts)  # the loaders of all evaluations are one row
     assert (train["of"]["role"], val["of"]["role"]) == ("training", "validation")
+    build = "size=32, augment=loaders.RandomAugmentation(flip=0.0), normalize=None"
+    assert f"made at train.py:{WHERE}, for this split:" in watched.stdout
+    assert f"\n    loaders.build('data/raw', batch_size=4, {build})\n" in watched.stdout
+    assert "\n    bench recommend data/raw\n" in watched.stdout
     start_s, *times_s = json.loads((scripts / "own.json").read_text())[37:]  # the second epoch
     arrivals_s, step_ends_s = times_s[::2], times_s[1::2]
     wait_s = sum(
         arrival - before for before, arrival in zip([start_s, *step_ends_s], arrivals_s, strict=False)
     )
     assert train["numbers"]["share"] == pytest.approx(wait_s / (times_s[-1] - start_s), abs=0.1)
-    assert train["of"]["info"]["where"].endswith(f"train.py:{WHERE}")
+    assert train["of"]["info"]["where"] == f"train.py:{WHERE}"
     assert watched.stdout.index("Training waits") < watched.stdout.index("It waits for reading files")
 
 

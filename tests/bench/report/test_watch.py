@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from bench.report.result import Result, format_document, parse_document
-from bench.report.stats import Estimate
-from bench.report.waiting import Change, Event, MeasuredReplacement, find_streams
-from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
+from bench.report.waiting import Event, find_streams
+from bench.report.watch import make_result, stream_to_trial
 from tests.bench.report.test_waiting import training
 
 MACHINE = {"cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "date": "2026-01-01"}
@@ -19,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "interrupted": False,
     "batches": 40,
     "fault": "",
-    "left_out": ["build is left out: of a reason."],
+    "build": "In place of the DataLoader:\n    loaders.build('photos')",
     "cpus": 4,
     "ours": 0.2,
     "others": 0.0,
@@ -27,12 +26,10 @@ SETTINGS: dict[str, Any] = {
 WAITING = [(0.3, 0.1)] * 40
 
 
-def result_of(
-    processes: Sequence[Sequence[Event]], *more: Any, price: float | None = None, **settings: Any
-) -> Result:
+def result_of(processes: Sequence[Sequence[Event]], price: float | None = None, **settings: Any) -> Result:
     streams = find_streams(processes)
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
-    return make_result(MACHINE, {**SETTINGS, **settings}, [*trials, *more], {}, price)
+    return make_result(MACHINE, {**SETTINGS, **settings}, trials, {}, price)
 
 
 def text_of(result: Result) -> str:
@@ -40,14 +37,13 @@ def text_of(result: Result) -> str:
 
 
 def test_result_can_be_made_again_from_its_file() -> None:
-    measured = MeasuredReplacement("build", None, Estimate(900.0, 800.0, 950.0), "1 GB")
-    lines = paste_to_trial(Change("build", measured.rate), ["train.py:7", "- old", "+ new"])  # type: ignore[arg-type]
-    result = result_of([training(WAITING).events], replacement_to_trial(measured), lines)
+    result = result_of([training(WAITING).events])
     document = parse_document(format_document(result.to_json()), "watch.json")
     again = make_result(document.machine, document.settings, document.trials, document.skipped)
     assert format_document(again.to_json()) == format_document(result.to_json())
-    build = next(row for row in again.rows if row.key.get("change") == "build")
-    assert build.paste == ("train.py:7", "- old", "+ new")
+    workers = next(row for row in again.rows if row.key.get("change") == "workers")
+    assert workers.paste[0].startswith("Give num_workers=")
+    assert again.next_step == SETTINGS["build"]
 
 
 def test_slowest_rank_is_named_with_the_cost_of_all_ranks() -> None:

@@ -1,0 +1,57 @@
+"""Advice on a change: the argument by the name that it has where it is given."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.report.advice import advise
+from bench.report.stats import Estimate
+from bench.report.waiting import Change
+from tests.bench.report.test_waiting import waiting_stream
+
+RATE = Estimate(1.0, 1.0, 1.0)
+WORKERS = Change("workers", RATE, {"num_workers": 2, "persistent_workers": True})
+
+
+def advice(change: Change = WORKERS, *, remade: bool = False, **info: Any) -> str:
+    stream = waiting_stream(remade=remade)
+    return " ".join(advise(replace(stream, info={**stream.info, **info}), change))
+
+
+@pytest.mark.parametrize(
+    ("library", "given", "taker"),
+    [
+        (None, "num_workers=2, persistent_workers=True", "the DataLoader made at train.py:7"),
+        ("transformers", "dataloader_num_workers=2, dataloader_persistent_workers=True", "TrainingArguments"),
+        ("timm", "num_workers=2, persistent_workers=True", "create_loader"),
+        ("fastai", "num_workers=2, persistent_workers=True", "the call that makes the DataLoaders"),
+        ("ultralytics", "workers=2", "train(...)"),
+        ("another", "num_workers=2, persistent_workers=True", "another"),
+    ],
+)
+def test_argument_has_the_name_that_its_library_gives_it(library: str, given: str, taker: str) -> None:
+    text = advice(libraries=[library] if library else [])
+    assert text.startswith(f"Give {given} to {taker}")
+    assert "train.py:7" in text
+
+
+def test_library_that_takes_no_such_argument_gets_no_advice() -> None:
+    assert advice(Change("pin_memory", RATE, {"pin_memory": True}), libraries=["ultralytics"]) == ""
+
+
+def test_loader_that_is_made_anew_cannot_keep_its_workers() -> None:
+    assert "before the first epoch" in advice(remade=True)
+    assert "before the first epoch" not in advice()
+
+
+@pytest.mark.parametrize(("start", "is_needed"), [("fork", False), ("spawn", True), ("forkserver", True)])
+def test_first_workers_need_a_guard_where_they_are_not_forked(start: str, is_needed: bool) -> None:
+    assert ("__name__" in advice(start=start)) == is_needed
+
+
+def test_pillow_simd_is_installed_for_the_python_of_the_script() -> None:
+    command = advice(Change("pillow-simd", RATE), python="/envs/my own/bin/python")
+    assert command.count("'/envs/my own/bin/python' -m pip") == command.count(" -m pip") == 3
+    assert sys.executable not in command

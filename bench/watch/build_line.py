@@ -75,7 +75,7 @@ def _compare_tree(stream: Stream) -> tuple[str, str]:
     samples = [(sample.path, sample.label) for sample in scan.samples]
     common = [label for path, label in samples if path.lower().endswith(_EXTENSIONS)]
     if build["classes"] != classes_checksum(scan.classes, common):
-        found = f"{len(samples):,} pictures of {len(scan.classes):,} classes"
-        return f"it finds {found} in {root}, which are not those {build['samples']:,} of the ImageFolder", ""
+        listed = f"{len(samples):,} pictures of {len(scan.classes):,} classes"
+        return f"in {root} it finds {listed}, and not the {build['samples']:,} of the ImageFolder", ""
     more = len(samples) - len(common)
     return "", f" It also serves {quantity(more, 'picture')} that ImageFolder does not take." if more else ""

@@ -120,7 +120,7 @@ def _picture_arguments(dataset: Any) -> dict[str, str]:
         add = _PLAIN.get(type(step).__name__) if is_known else None
         if add is None or not add(effect, step):
             text = " ".join(repr(step).split())
-            raise NotPlainError(f"of its transforms, {text[:99]} is not plain")
+            raise NotPlainError(f"no setting of loaders.build does what {text[:99]} does there")
     return effect.arguments()
 
 

@@ -173,7 +173,7 @@ def test_training_may_make_a_new_iterator_for_each_batch() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_loaders_of_one_line_are_counted_and_those_made_anew_are_one_stream(epochs: int) -> None:
+def test_loaders_of_one_line_are_counted(epochs: int) -> None:
     script = FakeScript()
     for _ in range(epochs):
         script.epoch(script.loader(), [(0.1, 0.1)] * 20)

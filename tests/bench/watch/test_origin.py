@@ -25,24 +25,24 @@ def execute(text: str, path: Path, module: str = "__main__") -> dict[str, Any]:
 
 def test_line_of_the_script_is_that_of_the_innermost_call(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    found = execute("def make():\n    return loader(\n        1)\n\nfound = make()\n", script)["found"]
-    assert found == Origin(f"{script}:2", (), "")
+    made = execute("def make():\n    return loader(\n        1)\n\nfound = make()\n", script)["made"]
+    assert made == Origin(f"{script}:2", (), "")
 
 
 def test_line_is_relative_to_where_bench_watch_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(origin, "FOLDER", str(tmp_path))
-    assert execute("found = loader()\n", tmp_path / "a/b.py")["found"].where == "a/b.py:1"
+    assert execute("made = loader()\n", tmp_path / "a/b.py")["made"].where == "a/b.py:1"
 
 
 def test_library_that_makes_a_loader_is_named_with_the_line_that_calls_it(tmp_path: Path) -> None:
     library = execute("def create_loader():\n    return loader()\n", tmp_path / "timm/data.py", "timm.data")
     script = f"{os.__file__.removesuffix('os.py')}site-packages/helper.py"
     helper = execute("def run(f):\n    return f()\n", Path(script), "helper.run")
-    found = helper["run"](library["create_loader"])
-    assert found.where.startswith(HERE)
-    assert found.libraries == ("helper", "timm")
+    made = helper["run"](library["create_loader"])
+    assert made.where.startswith(HERE)
+    assert made.libraries == ("helper", "timm")
 
 
 CHOICES = {
@@ -50,16 +50,16 @@ CHOICES = {
     "def make(root, is_training=False):\n    return loader()\nfound = make('a')\n": "make(is_training=False)",
     "def make(*, split):\n    return loader()\nfound = make(split='val')\n": "make(split='val')",
     "def make(data):\n    return loader()\n"
-    "found = make(torch.utils.data.TensorDataset(torch.zeros(1)))\n": "make(data=...)",
+    "made = make(torch.utils.data.TensorDataset(torch.zeros(1)))\n": "make(data=...)",
     "def make(path, pretrained=True, model='resnet', lr=0.1):\n    return loader()\n"
-    "found = make('photos/train')\n": "",
+    "made = make('photos/train')\n": "",
     "train = True\nfound = loader()\n": "",
 }
 
 
 @pytest.mark.parametrize("text", CHOICES, ids=range(len(CHOICES)))
 def test_argument_that_chooses_a_split_is_found_in_the_call(text: str, tmp_path: Path) -> None:
-    assert execute(text, tmp_path / "script.py")["found"].choice == CHOICES[text]
+    assert execute(text, tmp_path / "script.py")["made"].choice == CHOICES[text]
 
 
 @pytest.fixture

@@ -56,14 +56,14 @@ def describe(loader: Any) -> dict[str, Any]:
 
 def samples(loader: Any, mean: Any, std: Any) -> list[tuple[int, int]]:
     """Labels of all samples of an epoch, with the number of the picture that has the colour of the image."""
-    found = []
+    numbers = []
     for images, labels in loader:
         assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
         for image, label in zip(images, labels.tolist(), strict=True):
             mean_colour = 255 * (image.mean((1, 2)) * torch.as_tensor(std) + torch.as_tensor(mean)).numpy()
             distances = [np.abs(mean_colour - colour(number)).sum() for number in range(3 * PER_CLASS)]
-            found.append((label, int(np.argmin(distances))))
-    return sorted(found)
+            numbers.append((label, int(np.argmin(distances))))
+    return sorted(numbers)
 
 
 PLAIN: dict[str, tuple[list[Any], str]] = {

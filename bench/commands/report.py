@@ -44,9 +44,7 @@ def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | N
 
 
 def _make_watch_result(document: Document, gpu_price: float | None) -> Result:
-    return watch.make_result(
-        document.machine, document.settings, document.trials, document.skipped, gpu_price
-    )
+    return watch.make_result(document.machine, document.settings, document.trials, gpu_price)
 
 
 MAKERS: dict[str, Callable[[Document, float | None], Result]] = {

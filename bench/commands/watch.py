@@ -123,7 +123,7 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
     document = parse_document(
         format_document(make_document("watch", machine, settings, tuple(trials), {})), "watch"
     )
-    return make_result(document.machine, document.settings, document.trials, document.skipped, gpu_price)
+    return make_result(document.machine, document.settings, document.trials, gpu_price)
 
 
 def _parse_seconds(text: str) -> float:

@@ -99,7 +99,7 @@ def run_watch(*words: object) -> Result:
         lines = process.stderr.strip().splitlines()
         raise WorkerError(f"bench watch {words[-1]}: {lines[-1] if lines else 'nothing'}")
     document = parse_document(process.stdout[start:], "bench watch")
-    result = make_result(document.machine, document.settings, document.trials, document.skipped)
+    result = make_result(document.machine, document.settings, document.trials)
     if not result.rows:
         raise WorkerError(f"bench watch {words[-1]}: no training was found")
     return result

@@ -249,8 +249,8 @@ def _draw_details(result: Result) -> Iterator[str]:
 
 
 def _draw_facts(result: Result) -> str:
-    # the conditions name the data
-    settings = {name: value for name, value in result.settings.items() if name != "data"}
+    # the conditions name the data, and the line for `loaders.build` is the next step
+    settings = {name: value for name, value in result.settings.items() if name not in ("data", "build")}
     return page.facts({**result.machine, **settings})
 
 

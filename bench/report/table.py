@@ -127,7 +127,6 @@ COLUMNS: dict[str, Column] = {
     "wait_s": Column("wait", "for a batch", _duration, "less"),
     "step_s": Column("step", "from having a batch to asking for the next one", _duration, "less"),
     "batches": Column("batches", "that were counted"),
-    "takes": Column("takes", "once"),
     "data": Column("data", ""),
     "made_at": Column("made at", ""),
     "saves": Column("compared with today", "of an hour of training"),

@@ -113,7 +113,6 @@ def make_result(
     machine: Mapping[str, str],
     settings: Mapping[str, Any],
     trials: Sequence[Trial],
-    skipped: Mapping[str, str],
     gpu_price: float | None = None,
 ) -> Result:
     """Make the result from the streams of a script.
@@ -124,7 +123,6 @@ def make_result(
             loader), and the fields of `bench.report.waiting.Machine`: `cpus`, `ours` (script_cpu_share) and
             `others` (other_cpu_share).
         trials: streams.
-        skipped: what could not be measured, and why.
         gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
     streams = [stream_from_trial(trial) for trial in trials]
@@ -157,7 +155,6 @@ def make_result(
         bars="images_per_s",
         conditions=tuple(_conditions(machine, settings, streams)),
         next_step=settings["build"],
-        skipped=dict(skipped),
         summary={"streams": [_summarise(stream) for stream in streams]},
     )
 

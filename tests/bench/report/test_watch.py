@@ -29,7 +29,7 @@ WAITING = [(0.3, 0.1)] * 40
 def result_of(processes: Sequence[Sequence[Event]], price: float | None = None, **settings: Any) -> Result:
     streams = find_streams(processes)
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
-    return make_result(MACHINE, {**SETTINGS, **settings}, trials, {}, price)
+    return make_result(MACHINE, {**SETTINGS, **settings}, trials, price)
 
 
 def text_of(result: Result) -> str:
@@ -39,7 +39,7 @@ def text_of(result: Result) -> str:
 def test_result_can_be_made_again_from_its_file() -> None:
     result = result_of([training(WAITING).events])
     document = parse_document(format_document(result.to_json()), "watch.json")
-    again = make_result(document.machine, document.settings, document.trials, document.skipped)
+    again = make_result(document.machine, document.settings, document.trials)
     assert format_document(again.to_json()) == format_document(result.to_json())
     workers = next(row for row in again.rows if row.key.get("change") == "workers")
     assert workers.paste[0].startswith("Give num_workers=")

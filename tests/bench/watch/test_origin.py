@@ -25,7 +25,7 @@ def execute(text: str, path: Path, module: str = "__main__") -> dict[str, Any]:
 
 def test_line_of_the_script_is_that_of_the_innermost_call(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    made = execute("def make():\n    return loader(\n        1)\n\nfound = make()\n", script)["made"]
+    made = execute("def make():\n    return loader(\n        1)\n\nmade = make()\n", script)["made"]
     assert made == Origin(f"{script}:2", (), "")
 
 
@@ -46,14 +46,14 @@ def test_library_that_makes_a_loader_is_named_with_the_line_that_calls_it(tmp_pa
 
 
 CHOICES = {
-    "def make(train):\n    return loader()\nfound = make(True)\n": "make(train=True)",
-    "def make(root, is_training=False):\n    return loader()\nfound = make('a')\n": "make(is_training=False)",
-    "def make(*, split):\n    return loader()\nfound = make(split='val')\n": "make(split='val')",
+    "def make(train):\n    return loader()\nmade = make(True)\n": "make(train=True)",
+    "def make(root, is_training=False):\n    return loader()\nmade = make('a')\n": "make(is_training=False)",
+    "def make(*, split):\n    return loader()\nmade = make(split='val')\n": "make(split='val')",
     "def make(data):\n    return loader()\n"
     "made = make(torch.utils.data.TensorDataset(torch.zeros(1)))\n": "make(data=...)",
     "def make(path, pretrained=True, model='resnet', lr=0.1):\n    return loader()\n"
     "made = make('photos/train')\n": "",
-    "train = True\nfound = loader()\n": "",
+    "train = True\nmade = loader()\n": "",
 }
 
 

@@ -86,7 +86,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)
 
 OF_PIXELS := tests/precache/pictures tests/precache/conversion/test_convert.py tests/precache/conversion/test_copied.py \
-	tests/precache/conversion/test_update.py tests/precache/test_formats.py tests/precache/test_pillow.py \
+	tests/precache/test_formats.py tests/precache/test_pillow.py \
 	tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py
 
 # The tests that look at pixels, again under stock Pillow; where that is what .venv has, `make test` has done it.

@@ -38,7 +38,7 @@ class Batch(list[torch.Tensor]):
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             normalised floats, or integers, as `dtype` of `loaders.build` says.
         labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`.
-        ids: int64 [n], on the CPU: each sample's name for good, which every format and update keeps.
+        ids: int64 [n], on the CPU: each sample's name for good, which every format keeps.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.

@@ -182,8 +182,7 @@ class Conversion:
             )
         dataset = open_dataset(self.folder)
         manifest = dataset.manifest
-        # an update gives new pictures ids behind all others, which are not those of the tree
-        self._check_source("" if manifest.updates else manifest.source_digest)
+        self._check_source(manifest.source_digest)
         if manifest.recipe != self._recipe:
             raise DatasetError(
                 f"was converted by '{manifest.recipe.to_flags()}', asked for is '{self._recipe.to_flags()}'",

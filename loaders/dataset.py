@@ -155,7 +155,7 @@ class SplitData:
     """Samples of one split, in stored order.
 
     The index of a converted folder is mapped, so that its used pages are in memory once for all processes. If
-    classes, a subset or updates leave samples out, each of the others takes 8 bytes.
+    classes or a subset leave samples out, each of the others takes 8 bytes.
 
     Attributes:
         path: the folder, or the URL.
@@ -210,7 +210,7 @@ class SplitData:
 
     @property
     def ids(self) -> Column:
-        """Column int64 [n], the samples' ids, by which they are known for good; see `Scan.own_ids`."""
+        """Column int64 [n], the samples' ids, by which they are known for good."""
         return self.index["ids"]
 
     @property
@@ -544,17 +544,12 @@ def _split_name(split: str, names: Sequence[str]) -> str:
 def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
     split = _split_name(split, dataset.manifest.shards.split_names)
     shards = dataset.manifest.split_shards(split)
-    if dataset.manifest.split_samples[split] == 0:
-        raise DatasetError(
-            f"updates have removed all of split {split!r}", path=dataset.place, remedy="choose another split"
-        )
-    index = dataset.read_index(split, removed=True)
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
-    data = SplitData(
+    return SplitData(
         path=dataset.place,
         kind=dataset.manifest.recipe.format,
-        index=index,
+        index=dataset.read_index(split),
         shard_samples=shards.samples,
         files=tuple(f"{dataset.path}/{shards.file_name(number)}" for number in range(len(shards))),
         shard_bytes=shards.bytes[:, 0],
@@ -567,7 +562,6 @@ def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
         remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
         folder=dataset.folder,
     )
-    return data.select(np.flatnonzero(index.served)) if split in dataset.manifest.removed else data
 
 
 def _open_raw(

@@ -113,8 +113,7 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
         balanced: Weights = 1 / np.bincount(labels)[labels]
         return balanced
     weights = _to_array("weights", sampling.weights, "'balanced' or a number for each sample")
-    served = data.whole.index.served
-    whole_count, part_count = int(served.sum()), len(data)
+    whole_count, part_count = len(data.whole), len(data)
     if weights.dtype.kind not in "iuf" or weights.shape not in ((whole_count,), (part_count,)):
         lengths = " or ".join(f"[{count}]" for count in dict.fromkeys((whole_count, part_count)))
         raise SettingError(
@@ -122,7 +121,7 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
             f"loader.dataset.targets are; got {weights.dtype} {list(weights.shape)}"
         )
     if len(weights) == whole_count:
-        weights = weights[(np.cumsum(served) - 1)[data.positions_in_whole(slice(None))]]
+        weights = weights[data.positions_in_whole(slice(None))]
     weights = weights.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):

@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,9 @@ def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Ur
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
+        if "--without" in words:
+            picture = next((photos / "photos").glob("*/*.jpg"))
+            shutil.copy(picture, picture.with_name("new.jpg"))
         if program == "precache" and words[0] not in ("--version", "sample"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
     programs = blocks(guide, "python")

@@ -24,7 +24,7 @@ from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_name
 from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
-from precache.sources.options import option_help
+from precache.sources.options import LISTS, option_help
 from precache.sources.splits import is_list_file
 from precache.storage.urls import Location, Url
 
@@ -58,14 +58,13 @@ _REJECTS = {
 }
 
 
-_LIST_OPTIONS = ("fields", "classes")
 _SOURCE_FLAGS = {
     name: click.option(
         flag_name(name),
         name,
         help=help_text,
         type=int if name == "class_depth" else str,
-        multiple=name in _LIST_OPTIONS,
+        multiple=name in LISTS,
     )
     for name, help_text in option_help().items()
 }
@@ -78,9 +77,9 @@ def _most_rejects(max_rejects: str | None, strict: bool) -> float:
     return 0.0 if strict else parse_share("max_rejects", max_rejects or "1%")
 
 
-def _source_options(fields: tuple[str, ...], classes: tuple[str, ...], **options: Any) -> SourceOptions:
+def _source_options(**options: Any) -> SourceOptions:
     """Return the source options from the values of _SOURCE_FLAGS; SettingError for a bad one."""
-    return SourceOptions(fields=_names(fields), classes=_names(classes), **options)
+    return SourceOptions(**{**options, **{name: _names(options[name]) for name in LISTS}})
 
 
 def _names(lines: Iterable[str]) -> tuple[str, ...]:
@@ -92,7 +91,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 @click.command(
     name="convert",
     cls=Command,
-    first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "update"),
+    first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "without"),
     short_help="Convert a folder of pictures, a table or tars into a dataset that loads fast.",
 )
 @click.argument("src", type=PathOrUrl(), default=RAW)
@@ -145,9 +144,6 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 @click.option("--seed", default=0, show_default=True, help="Seed of the order on disk and of the splits.")
 @combine_options("running", dict, RUNNING_FLAGS)
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
-@click.option(
-    "--update", is_flag=True, help="Add pictures that are new in SRC, and drop those that are gone."
-)
 @combine_options("most_rejects", _most_rejects, _REJECTS)
 @combine_options("options", _source_options, _SOURCE_FLAGS)
 def convert(
@@ -156,7 +152,6 @@ def convert(
     format_name: str | None,
     running: dict[str, Any],
     overwrite: bool,
-    update: bool,
     most_rejects: float,
     shard_bytes: str,
     splits: str,
@@ -199,7 +194,6 @@ def convert(
             recipe,
             **running,
             overwrite=overwrite,
-            update=update,
             max_rejects=most_rejects,
             split_list=split_list,
             options=options,
@@ -232,12 +226,6 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
     if not result.published:
         note(f"{destination}: already converted with these settings; nothing to do")
         return
-    if manifest.updates:
-        update = manifest.updates[-1]
-        note(
-            f"{destination}: update {len(manifest.updates):,}: {quantity(update.added, 'picture')} added, "
-            f"{update.removed:,} removed"
-        )
     if decoder_warning := _missing_decoders(manifest):
         click.echo(printable(f"WARNING: {destination}: {decoder_warning}"), err=True)
     note(

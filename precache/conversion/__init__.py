@@ -1,1 +1,1 @@
-"""The steps of a conversion or an update, from scan to commit, and who may write a destination."""
+"""The steps of a conversion, from scan to commit, and who may write a destination."""

@@ -31,7 +31,6 @@ import numpy as np
 from precache import engines
 from precache.conversion.destination import (
     build_folder,
-    check_files,
     check_finished,
     check_may_be_replaced,
     describe_rejects,
@@ -43,6 +42,7 @@ from precache.conversion.destination import (
 )
 from precache.conversion.journal import (
     JOURNAL_NAME,
+    MODIFIED_NS,
     SOURCE_CHECKSUMS,
     FilesInFolder,
     Journal,
@@ -57,33 +57,28 @@ from precache.conversion.shard_writer import (
     finish_shard,
     write_shard,
 )
-from precache.conversion.update import UpdatePlan, prepare_update
 from precache.conversion.url import (
     FilesAtUrl,
     locked_working_folder,
-    refuse_change,
     remove_finished_working_folder,
 )
 from precache.dataset.columns import Column
-from precache.dataset.converted import is_converted, open_dataset
+from precache.dataset.converted import is_converted
 from precache.dataset.duplicates import Duplicates, find_duplicates
 from precache.dataset.index import (
-    REJECTED_NAME,
     VALUE,
     Array,
-    Checksums,
     Ints,
     Rejected,
     SampleIndex,
     Sizes,
-    SourceState,
     left_out_arrays,
     write_index,
     write_rejected,
 )
-from precache.dataset.manifest import Manifest, Update, write_manifest
-from precache.dataset.shard_table import ShardEntry, ShardTable
-from precache.dataset.statistics import ChannelStatistics, statistics_by_split
+from precache.dataset.manifest import Manifest, write_manifest
+from precache.dataset.shard_table import ShardTable
+from precache.dataset.statistics import statistics_by_split
 from precache.errors import (
     DatasetError,
     SettingError,
@@ -100,14 +95,15 @@ from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import (
-    UNREADABLE,
     Samples,
     Scan,
     check_no_overlap,
+    paths_overlap,
     prepare_scan,
     warn_of_undecodable,
 )
 from precache.sources.splits import apply_list, split_warnings
+from precache.sources.without import leave_out
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
 
@@ -143,7 +139,6 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     *,
     workers: int | None = None,
     overwrite: bool = False,
-    update: bool = False,
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     options: SourceOptions | None = None,
@@ -167,13 +162,12 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
             A finished dataset at a URL is not overwritten.
-        update: add to a finished destination the pictures that are new in `source`, and mark those gone, see
-            `precache.conversion.update`.
-        max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
+        max_rejects: share of the source's pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; with more, nothing is published.
         split_list: file of lines `path,split` that names the pictures to convert, and their splits
             (see `precache.sources.splits`).
-        options: how to read the source, such as which column is the label; see `precache.SourceOptions`.
+        options: how to read the source, such as which column is the label, or which converted datasets hold
+            pictures that are left out; see `precache.SourceOptions`.
         engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
             `source` and `destination` under the same paths.
         address: `HOST:PORT` of the cluster; default RAY_ADDRESS, or the cluster that this machine belongs to.
@@ -192,24 +186,29 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     """
     start_s = time.perf_counter()
     check_share("max_rejects", max_rejects)
-    if update and overwrite:
-        raise SettingError("update and overwrite cannot be combined", remedy="give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
+    for place in map(locate, options.without):
+        if paths_overlap(place, destination):
+            raise SettingError(f"--without {place} and {destination} overlap", remedy="choose another DST")
     if engine == "local" and workers is None and isinstance(destination, Url):
         workers = 2 * engines.available_cpus()  # half of them wait for the storage
     elif engine == "local" or workers is not None:
         workers = engines.worker_count(workers)
     source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
     with engines.engine_connection(engine, address):
-        opened, scan, recipe, options = _open_and_scan(source, recipe, options, split_list)
+        opened, scan, recipe = _open_and_scan(source, recipe, options, split_list)
+        max_rejected = math.ceil(max_rejects * len(scan.samples))
+        if options.without:
+            scan = leave_out(scan, options.without)
+        warn_of_undecodable(scan)
         job = _Job(
             scan=scan,
             plan=plan_conversion(scan.samples, recipe),
             target=Target(recipe, scan.digest, decoder_versions()),
             engine=engine,
             workers=workers,
-            max_rejected=math.ceil(max_rejects * len(scan.samples)),
+            max_rejected=max_rejected,
             on_start=engines.mark_callback_errors(on_start),
             on_progress=on_progress,
             options=options,
@@ -218,7 +217,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             if isinstance(destination, Url):
                 check_writable(destination)
                 check_no_overlap(opened, destination)
-                conversion = _convert_into_url(job, destination, overwrite, update)
+                conversion = _convert_into_url(job, destination, overwrite)
             else:
                 destination = resolve(destination)
                 check_no_overlap(opened, destination)
@@ -226,7 +225,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
                     # before the lock, so that no lock file is put beside somebody else's folder
                     check_empty(destination)
                 with hold_lock(destination):
-                    conversion = _convert_into_folder(job, destination, overwrite, update)
+                    conversion = _convert_into_folder(job, destination, overwrite)
     if conversion.published:
         for warning in split_warnings(scan, conversion.manifest):
             warn(f"{destination}: {warning}")
@@ -244,20 +243,19 @@ def _open_and_scan(
     recipe: Recipe,
     options: SourceOptions,
     split_list: str | os.PathLike[str] | None,
-) -> tuple[Source, Scan, Recipe, SourceOptions]:
-    """Open and scan the source, and complete the recipe and the options by what it holds."""
+) -> tuple[Source, Scan, Recipe]:
+    """Open and scan the source, and complete the recipe by what it holds."""
     opened = open_source(source, options)
     scan = prepare_scan(opened.scan(), recipe)
     for warning in scan.warnings:
         warn(warning)
-    warn_of_undecodable(scan)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.has_split_list:
         raise SettingError(
             f"splits {recipe.splits!r} names a list file", remedy="pass the file as split_list"
         )
-    return opened, scan, recipe, options
+    return opened, scan, recipe
 
 
 @contextmanager
@@ -285,11 +283,10 @@ def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """Arguments of a conversion or an update.
+    """Arguments of a conversion.
 
     Attributes:
         max_rejected: most pictures that may be rejected.
-        rejected: for an update, pictures that were rejected before and have not changed.
         nodes: node -> pictures per second, filled while the conversion runs.
     """
 
@@ -302,11 +299,10 @@ class _Job:
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
-    rejected: tuple[Rejected, ...] = ()
     nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert_into_folder(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
+def _convert_into_folder(job: _Job, destination: Path, overwrite: bool) -> Conversion:
     """Convert into the locked folder, unless the dataset is there."""
     finish_swap(destination)
     if not is_converted(destination):
@@ -320,58 +316,35 @@ def _convert_into_folder(job: _Job, destination: Path, overwrite: bool, update: 
         swap_in(destination, folder)
         return conversion
     warn_of_unfinished_overwrite(destination)
-    if update:
-        return _update(job, destination)
     manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
     return Conversion(manifest, 0, published=False)
 
 
-def _update(job: _Job, destination: Path) -> Conversion:
-    """Add new pictures of the source to the dataset in `destination`, and mark those that are gone."""
-    dataset = open_dataset(destination)
-    check_files(dataset)
-    update = prepare_update(dataset, job.scan, job.target.recipe, job.options)
-    if update is None:
-        return Conversion(dataset.manifest, 0, published=False)
-    job = replace(
-        job,
-        scan=update.difference.scan,
-        plan=update.plan,
-        target=update.journal_target,
-        rejected=update.rejected,
-    )
-    return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
-
-
-def _convert_into_url(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
+def _convert_into_url(job: _Job, url: Url, overwrite: bool) -> Conversion:
     """Convert into an object storage, unless the dataset is there; see `precache.conversion.url`."""
     with locked_working_folder(url) as folder:
         if is_converted(url):
-            refuse_change(url, overwrite=overwrite, update=update)
+            if overwrite:
+                raise SettingError(
+                    "holds a finished dataset, which --overwrite cannot replace in one step, as it does a "
+                    "folder",
+                    path=url,
+                    remedy="choose another URL, or remove that one yourself",
+                )
             manifest = check_finished(url, job.scan, job.target, job.options, job.max_rejected)
             remove_finished_working_folder(folder, job.target)
             return Conversion(manifest, 0, published=False)
         return _carry_out(job, FilesAtUrl(url, folder), overwrite)
 
 
-def _carry_out(
-    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool = False, update: UpdatePlan | None = None
-) -> Conversion:
-    """Write the shards that a conversion, or an update, still lacks, and commit it."""
+def _carry_out(job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool) -> Conversion:
+    """Write the shards that a conversion still lacks, and commit it."""
     with (
         Journal(files, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
         _explain_faults(files.folder, journal.kept_message),
     ):
-        if update is not None:
-            for name in update.dataset.manifest.replaced_files:  # files that the update before replaced
-                (files.folder / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
-        contents = _gather(job, journal.finished)
-        if update is not None:
-            contents = _add_to_dataset(update, contents)
-            if update.dataset.manifest.rejected and not contents.rejected:
-                (files.folder / REJECTED_NAME).unlink(missing_ok=True)
-        manifest, duplicates = _write_dataset(job, contents, files.folder)
+        manifest, duplicates = _write_dataset(job, journal.finished, files.folder)
         if isinstance(files, FilesAtUrl):
             files.publish(manifest)
         else:
@@ -396,9 +369,7 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     )
     report(0)
     converted = 0
-    rejected = list(job.rejected)
-    for finished_shard in journal.finished.values():
-        rejected += finished_shard.rejected
+    rejected = list(chain.from_iterable(shard.rejected for shard in journal.finished.values()))
     _check_rejects(journal.files.place, rejected, job.max_rejected)
     tasks = (  # made one at a time, because a task holds the paths of its pictures
         ShardTask(
@@ -449,129 +420,50 @@ def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) ->
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _DatasetContents:
-    """The contents of a dataset, from which its index and its manifest are written.
-
-    Attributes:
-        index: all samples, in the order of the shards.
-        shards: shards that hold samples.
-        statistics: statistics of each split whose pixels are all known.
-        rejected: rejected pictures of the source, in any order.
-        source_checksums: uint64 [n] for the samples of the scan; UNREADABLE for pictures not read.
-        made_by: versions of the software that wrote its first shards.
-        next_id: an id greater than all that were ever used.
-        updates: the updates so far.
-    """
-
-    index: SampleIndex
-    shards: list[ShardEntry]
-    statistics: dict[str, ChannelStatistics]
-    rejected: list[Rejected]
-    source_checksums: Checksums
-    made_by: dict[str, str]
-    next_id: int
-    updates: tuple[Update, ...] = ()
-
-
-def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _DatasetContents:
-    """Combine the scan with the written shards, by name, into the contents of a dataset."""
-    samples, recipe = job.scan.samples, job.plan.recipe
-    shards = [written[shard.name] for shard in job.plan.shards]
-    scan_rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in job.plan.shards)])
-    columns = {
-        name: np.concatenate([shard.columns[name] for shard in shards])
-        for name in (shards[0].columns if shards else ())
-    }
-    rejected = list(chain.from_iterable(shard.rejected for shard in shards))
-    filled = [shard for shard in shards if shard.entry.samples]
-    checksums = np.full(len(samples), UNREADABLE, np.uint64)
-    checksums[scan_rows] = columns.get(SOURCE_CHECKSUMS, ())
-    return _DatasetContents(
-        index=_make_index(samples, scan_rows, columns, rejected, recipe),
-        shards=[shard.entry for shard in filled],
-        statistics=statistics_by_split((shard.entry.split, shard.sums) for shard in filled),
-        rejected=rejected,
-        source_checksums=checksums,
-        made_by=job.target.made_by,
-        next_id=int(samples.ids.max(initial=-1)) + 1,
-    )
-
-
-def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetContents:
-    """Append the samples of an update to those of the dataset, and mark those that are gone as removed."""
-    before, difference = update.dataset.manifest, update.difference
-    known = difference.known
-    index_rows = known.index_rows[difference.removed_known_positions]
-    removed_rows = index_rows[index_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
-    is_removed = ~known.index.served
-    is_removed[removed_rows] = True
-    index = known.index if not len(added.index) else known.index.join(added.index)
-    if is_removed.any():
-        flags = np.concatenate((is_removed, np.zeros(len(added.index), np.bool_)))
-        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
-    checksums = added.source_checksums.copy()
-    unchanged = difference.unchanged
-    checksums[unchanged.scan_rows] = known.state.checksums[unchanged.known_positions]
-    this_update = Update(len(added.index), len(removed_rows), update.journal_target.made_by)
-    return _DatasetContents(
-        index=index,
-        shards=[*before.shards, *added.shards],
-        statistics=_merge_statistics(before, [shard.split for shard in added.shards], added.statistics),
-        rejected=[*added.rejected, *update.rejected],
-        source_checksums=checksums,
-        made_by=before.made_by,
-        next_id=difference.next_id,
-        updates=(*before.updates, this_update),
-    )
-
-
-def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple[Manifest, Duplicates]:
-    """Check that the counts add up, then write the index and, last, the manifest.
+def _write_dataset(
+    job: _Job, written: Mapping[str, WrittenShard], folder: Path
+) -> tuple[Manifest, Duplicates]:
+    """Combine the scan with the written shards, by name; write the index and, last, the manifest.
 
     Raises:
         DatasetError: the counts do not add up, or there is no picture.
     """
-    scan, recipe, samples, index = job.scan, job.plan.recipe, job.scan.samples, contents.index
-    _check_counts(scan, int(index.served.sum()), contents.rejected)
-    rejected = tuple(sorted(contents.rejected, key=lambda picture: picture.id))
-    by_id = np.argsort(samples.ids)
-    state = SourceState(
-        samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
-    )
+    scan, recipe, samples = job.scan, job.plan.recipe, job.scan.samples
+    shards = [written[shard.name] for shard in job.plan.shards]
+    scan_rows = np.concatenate([shard.rows for shard in job.plan.shards])
+    columns = {name: np.concatenate([shard.columns[name] for shard in shards]) for name in shards[0].columns}
+    all_rejected = chain.from_iterable(shard.rejected for shard in shards)
+    rejected = tuple(sorted(all_rejected, key=lambda picture: picture.id))
+    index = _make_index(samples, scan_rows, columns, rejected, recipe)
+    _check_counts(scan, len(index), rejected)
+    source_checksums = np.empty(len(samples), np.uint64)
+    source_checksums[scan_rows] = columns[SOURCE_CHECKSUMS]
+    source_columns = {MODIFIED_NS: samples.modified_ns, SOURCE_CHECKSUMS: source_checksums}
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.from_entries(contents.shards, FORMATS[recipe.format])
+    filled = [shard for shard in shards if shard.entry.samples]
+    table = ShardTable.from_entries((shard.entry for shard in filled), FORMATS[recipe.format])
     table = replace(table, largest=_largest_sizes(index, table))
-    other_arrays = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
-    split_of = np.repeat(table.splits, table.samples)
-    removed_counts = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
-    # ids are ranks in the scan, but for updates, and for a source that brings ids of its own
-    has_own_ids = contents.updates or contents.next_id > scan.scanned
+    other_arrays = {**table.arrays(), **source_columns, **left_out_arrays(rejected, ignored)}
     manifest = Manifest(
         recipe=recipe,
-        made_by=contents.made_by,
+        made_by=job.target.made_by,
         source_digest=scan.digest,
         source_bytes=int(samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, other_arrays, len(contents.updates)),
+        index=write_index(folder, index, other_arrays),
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
         source_options=job.options.to_json(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
-        statistics=contents.statistics,
-        next_id=contents.next_id if has_own_ids else 0,
-        updates=contents.updates,
-        removed={
-            split: count for split, count in zip(table.split_names, removed_counts, strict=True) if count
-        },
+        statistics=statistics_by_split((shard.entry.split, shard.sums) for shard in filled),
     )
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
-    return manifest, find_duplicates(index, split_of)
+    return manifest, find_duplicates(index, np.repeat(table.splits, table.samples))
 
 
 def _make_index(
@@ -597,31 +489,10 @@ def _make_index(
     }
     if scanned.targets is not None:
         index["targets"] = scanned.targets
-    if not columns:
-        return SampleIndex(index)
     index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
     if recipe.stored_size is None:
         index["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
     return SampleIndex(index)
-
-
-def _merge_statistics(
-    before: Manifest, changed_splits: Sequence[str], added: Mapping[str, ChannelStatistics]
-) -> dict[str, ChannelStatistics]:
-    """Return the statistics of each split after an update that `added` samples to the `changed_splits`.
-
-    A split has statistics only if those of all its samples are known.
-    """
-    merged = dict(before.statistics)
-    for split in dict.fromkeys(changed_splits):  # each once, in their order
-        old, new = merged.pop(split, None), added.get(split)
-        if new is not None and old is not None:
-            new = old.combine(new)
-        elif split in before.samples_per_class:
-            new = None
-        if new is not None:
-            merged[split] = new
-    return merged
 
 
 def _largest_sizes(index: SampleIndex, table: ShardTable) -> Sizes | None:
@@ -659,7 +530,7 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
     """Return split -> number of samples of each class; `index` holds all samples of `shards`."""
     counts = {}
     for split in shards.split_names:
-        rows = np.repeat(shards.split_mask(split), shards.samples) & index.served
+        rows = np.repeat(shards.split_mask(split), shards.samples)
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

@@ -22,16 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.journal import (
-    JOURNAL_NAME,
-    Target,
-    own_names,
-    read_header,
-    unfinished_update_names,
-)
-from precache.conversion.update import compare
+from precache.conversion.journal import JOURNAL_NAME, Target, own_names_in
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
+from precache.dataset.index import INDEX_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
 from precache.reporting import abridge, quantity, warn
@@ -81,12 +75,11 @@ def check_finished(
         )
     changed = _changed_pictures(scan, dataset)
     if changed:
-        follow = "" if isinstance(destination, Url) else "pass --update to follow the source, or "
         raise DatasetError(
             f"{quantity(len(changed), 'source picture')} changed since the conversion, at the same size "
             f"(first: {changed[0]})",
             path=destination,
-            remedy=f"{follow}{again}",
+            remedy=again,
         )
     return manifest
 
@@ -115,8 +108,7 @@ def remove_conversion_leftovers(folder: Path) -> None:
     except DatasetError:  # reported when the dataset is opened next
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
-    header = read_header(folder / JOURNAL_NAME)
-    if own_names(header) and header and header["update"] == len(manifest.updates):
+    if own_names_in(folder):
         (folder / JOURNAL_NAME).unlink()
         fsync_folder(folder)
 
@@ -148,7 +140,7 @@ def check_may_be_replaced(destination: Path) -> None:
             remedy=f"so it is unknown which files are the dataset's: remove {destination} yourself, or "
             f"choose another DST",
         ) from error
-    own_names = (*_own_names(manifest), *unfinished_update_names(destination))
+    own_names = _own_names(manifest)
     others = sorted(
         path.name
         for path in destination.iterdir()
@@ -239,13 +231,10 @@ def _remove_old(destination: Path, old: Path) -> None:
     groups: list[set[str]] = []
     try:
         manifest = open_dataset(old).manifest
-        unfinished = unfinished_update_names(old)
-        last = [manifest.index.name, MANIFEST_NAME]  # they name the other files, so they go last
-        if JOURNAL_NAME in unfinished:
-            last.insert(0, JOURNAL_NAME)
-        groups = [{*_own_names(manifest), *unfinished} - {*last}, *({name} for name in last)]
+        last = (manifest.index.name, MANIFEST_NAME)  # they name the other files, so they go last
+        groups = [{*_own_names(manifest)} - {*last}, *({name} for name in last)]
     except DatasetError:  # its index is removed already, or cannot be read now
-        if not any(old.glob("*.index")):
+        if not (old / INDEX_NAME).exists():
             groups = [{MANIFEST_NAME}]
     for names in groups:
         for name in names:
@@ -276,9 +265,6 @@ def describe_rejects(number: int, limit: int) -> str:
 
 def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     """Return the pictures whose content changed, for a `scan` that has the paths and sizes of `dataset`."""
-    if dataset.manifest.updates:
-        difference = compare(dataset, scan)
-        return [scan.source.where(difference.scan.samples[row]) for row in difference.new_scan_rows.tolist()]
     state = dataset.read_source_state()
     rows = np.arange(len(scan.samples))
     if len(state) != len(rows):

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.dataset.files import FileEntry, file_problem, first_problem
-from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
+from precache.dataset.index import INDEX_NAME, REJECTED_NAME, SOURCE, Array, Rejected
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
 from precache.dataset.statistics import PixelSums
-from precache.errors import DatasetError, SettingError, os_reason
+from precache.errors import DatasetError, SettingError, os_reason, shell_command
 from precache.formats import FORMATS, Format
 from precache.plan import ConvertPlan, ShardPlan
 from precache.recipe import Recipe
@@ -46,7 +46,6 @@ _KEY = "journal"
 _VERSION = 2
 _MAX_SHARDS = 10**7
 _ANOTHER_SOURCE = "another source tree, or one that changed since"
-_REPLACED_BY_UPDATES = frozenset((REJECTED_NAME, MANIFEST_NAME))
 MODIFIED_NS, SOURCE_CHECKSUMS = f"{SOURCE}modified_ns", f"{SOURCE}checksums"
 COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     "source_sizes": (np.int32, (2,)),
@@ -60,27 +59,23 @@ NOTHING_ELSE_MAY_WRITE = "nothing else may write there during a conversion: run 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a conversion or an update: equal targets give equal bytes.
+    """The target of a conversion: equal targets give equal bytes.
 
     Attributes:
         recipe: settings that change the bytes.
-        source_digest: digest of the source; for an update, of the dataset and of what changes in it.
+        source_digest: digest of the source.
         made_by: versions of the software that decodes and encodes.
-        update: number of the update of a finished dataset; 0 for a conversion.
     """
 
     recipe: Recipe
     source_digest: str
     made_by: dict[str, str]
-    update: int = 0
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return a phrase for each difference between `other`, a target as JSON, and this one."""
         phrases = recipe_differences(other.get("recipe", {}), self.recipe)
         if other.get("source_digest") != self.source_digest:
             phrases.append(_ANOTHER_SOURCE)
-        if other.get("update", 0) != self.update:
-            phrases.append("an update")
         made_by = other.get("made_by", self.made_by)
         phrases += [
             f"{name} {made_by.get(name)}, here {value}"
@@ -95,10 +90,10 @@ class Target:
         if not differences:
             return
         remedy = "choose another DST"
+        if is_finished and differences == [_ANOTHER_SOURCE]:
+            remedy = f"convert what is new into another DST with --without {shell_command(place)}"
         if not (is_finished and isinstance(place, Url)):
-            can_update = is_finished and differences == [_ANOTHER_SOURCE]
-            remedy += ", or pass --update to follow the source or" if can_update else ", or pass"
-            remedy += " --overwrite to replace it"
+            remedy += ", or pass --overwrite to replace it"
         raise DatasetError(f"holds another conversion ({'; '.join(differences)})", path=place, remedy=remedy)
 
 
@@ -164,9 +159,7 @@ class Journal:
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
-    unfinished conversion of another target is removed: only the files that its journal lists. An update is
-    written into the folder of the dataset, see `FilesInFolder`; an unfinished update to another state of the
-    source is removed likewise.
+    unfinished conversion of another target is removed: only the files that its journal lists.
 
     Attributes:
         files: files of the conversion, in a folder or at a URL.
@@ -202,7 +195,7 @@ class Journal:
                 self._continue(records, target, overwrite)
         else:
             self._check_free()
-        remove_leftovers(folder, self._names | _REPLACED_BY_UPDATES)
+        remove_leftovers(folder, self._names)
         self._records = self._rewrite()
 
     def record(self, shard: WrittenShard) -> None:
@@ -225,7 +218,7 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the journal, once the manifest is written."""
-        remove_leftovers(self.files.folder, self._names | _REPLACED_BY_UPDATES)  # from workers that died
+        remove_leftovers(self.files.folder, self._names)  # from workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -250,23 +243,18 @@ class Journal:
             raise _foreign_journal_error(self._path)
         elif overwrite and target.differences(header):
             self._discard(own_names(header))
-        elif self.files.dataset_names and header.get("update", 0) and header != self._header:
-            warn(f"{self.files.folder}: an unfinished update of another state of the source is dropped")
-            self._discard(own_names(header) - self.files.dataset_names)
-            self._check_free()
         else:
             target.check_same(self.files.place, header)
             self._load_finished(lines, records)
 
     def _check_free(self) -> None:
         """Raise DatasetError if somebody else's files in the folder, or at the place, are in the way."""
-        if not self.files.dataset_names:
-            check_empty(self.files.folder)
+        check_empty(self.files.folder)
         self.files.check_free(self._names)
 
     def _start_over(self) -> None:
         """Begin anew where the journal's first line is damaged; only in a folder without other files."""
-        if others := foreign_names(self.files.folder, self._names | self.files.dataset_names):
+        if others := foreign_names(self.files.folder, self._names):
             raise DatasetError(
                 f"is damaged, and the folder holds other files ({abridge(others)})",
                 path=self._path,
@@ -324,31 +312,19 @@ class Journal:
 
 
 class FilesInFolder:
-    """The files of a conversion into a folder, or of an update of the dataset there.
+    """The files of a conversion into a folder.
 
     Attributes:
         folder: folder of the journal and of the shards while they are written.
         place: place of the dataset: the same folder; or a URL, to which each shard is pushed.
-        dataset_names: names of the files of the dataset that is updated; empty for a conversion.
     """
 
-    def __init__(self, folder: Path, dataset_names: frozenset[str] = frozenset()) -> None:
-        self.folder, self.dataset_names = folder, dataset_names
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.place: Location = folder
 
     def check_free(self, names: frozenset[str]) -> None:
-        """Raise DatasetError if an update needs names that other files have already."""
-        if not self.dataset_names:
-            return
-        names -= {JOURNAL_NAME} | (self.dataset_names & _REPLACED_BY_UPDATES)
-        others = sorted(name for name in names if os.path.lexists(self.folder / name))
-        if others:
-            raise DatasetError(
-                f"holds files that are not part of the dataset, under names that the update needs "
-                f"({abridge(others)})",
-                path=self.folder,
-                remedy="move them elsewhere, then run the same command again",
-            )
+        """Do nothing: `check_empty` has looked at the folder."""
 
     def find_problem(self, shard: WrittenShard) -> str | None:
         """Return how the files of a shard differ from what was written, in a phrase; None if they do not."""
@@ -384,17 +360,15 @@ def check_empty(folder: Path) -> None:
 
 
 def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the names of all files that the conversion, or the update, of this journal makes.
+    """Return the names of all files that the conversion of this journal makes.
 
     The result is empty without a header, and for a header that no journal of this release has.
     """
     try:
         if header is None or header[_KEY] != _VERSION or not header["made_by"].keys():
             return frozenset()
-        update, form = int(header["update"]), FORMATS[header["recipe"]["format"]]
-        names = {JOURNAL_NAME, REJECTED_NAME, index_name(update)}
-        if not update:
-            names.add(MANIFEST_NAME)
+        form = FORMATS[header["recipe"]["format"]]
+        names = {JOURNAL_NAME, REJECTED_NAME, INDEX_NAME, MANIFEST_NAME}
         for split, (first, count) in header["shards"].items():
             for number in range(first, first + min(count, _MAX_SHARDS)):
                 names.update(file_names(shard_name(split, number), form))
@@ -406,12 +380,6 @@ def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
 def own_names_in(folder: Path) -> frozenset[str]:
     """Return `own_names` of the journal in `folder`."""
     return own_names(read_header(folder / JOURNAL_NAME))
-
-
-def unfinished_update_names(folder: Path) -> frozenset[str]:
-    """Return the names of files that an unfinished update may have left in the dataset in `folder`."""
-    header = read_header(folder / JOURNAL_NAME)
-    return own_names(header) if header is not None and header.get("update") else frozenset()
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from precache.conversion.journal import (
 from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
-from precache.errors import DatasetError, SettingError, WorkerError
+from precache.errors import DatasetError, WorkerError
 from precache.reporting import abridge, quantity, warn
 from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import is_leftover, read_regular
@@ -73,7 +73,7 @@ class FilesAtUrl:
     """The files of a conversion into a URL, with the methods of `journal.FilesInFolder`."""
 
     def __init__(self, url: Url, folder: Path) -> None:
-        self.folder, self.dataset_names = folder, frozenset[str]()
+        self.folder = folder
         self.place: Location = url
         self._url = url
         self._publisher = Publisher(url)
@@ -153,23 +153,6 @@ def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntr
     finally:
         for file in written:
             file.temporary.unlink(missing_ok=True)
-
-
-def refuse_change(url: Url, *, overwrite: bool, update: bool) -> None:
-    """Raise SettingError if a command would change a finished dataset, since objects cannot be swapped."""
-    if overwrite:
-        raise SettingError(
-            "holds a finished dataset, which --overwrite cannot replace in one step, as it does a folder",
-            path=url,
-            remedy="choose another URL, or remove that one yourself",
-        )
-    if update:
-        raise SettingError(
-            "--update works on a folder",
-            path=url,
-            remedy=f"fetch the dataset with 'precache pull {url} DIR', update DIR, and bring it back with "
-            f"'precache push DIR {url}'",
-        )
 
 
 def remove_working_folder(folder: Path) -> None:

@@ -5,32 +5,43 @@ Against its source, each stored picture must be what the converter makes of it t
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from precache import engines
-from precache.conversion.update import compare
 from precache.dataset import columns
+from precache.dataset.columns import Column, Ints
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import file_problem, object_problems
 from precache.dataset.index import Checksums, IndexFileError, SampleIndex
 from precache.dataset.manifest import ManifestError
 from precache.dataset.shard_table import ShardEntry
-from precache.errors import DatasetError, ImageError, SampleError
+from precache.errors import DatasetError, ImageError, SampleError, shell_command
 from precache.formats import FORMATS, Sample, StoredSample
 from precache.pictures import images, jpeg
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import size_text
+from precache.plan import keeps_splits
 from precache.recipe import Recipe, flag_name
-from precache.reporting import Progress, no_progress, quantity
+from precache.reporting import Progress, no_progress, quantity, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import UNREADABLE, SampleRef, Scan, picture_checksum, prepare_scan
+from precache.sources.base import (
+    UNREADABLE,
+    Paths,
+    SampleRef,
+    Samples,
+    Scan,
+    picture_checksum,
+    prepare_scan,
+)
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -170,36 +181,127 @@ def verify_deep(
 
 
 def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]:
-    """Give the pictures of `scan` the labels and ids of the dataset, and sort them by id.
+    """Select the pictures of `scan` that are in the dataset, with its labels and ids, and sort them by id.
+
+    Pictures that are new in the source are left out, with a warning.
 
     Returns:
         The scan, and for each picture its checksum at the conversion, or UNREADABLE.
 
     Raises:
-        DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
-            way round.
+        DatasetError: a picture of the dataset is not in the source with its label and fields.
     """
-    if dataset.manifest.recipe.has_split_list:  # the list replaced the splits of the source
-        rows, no_split = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
-        scan = replace(scan, samples=scan.samples.select(rows, no_split, ("",)))
-    difference = compare(dataset, scan, contents=False)  # workers compare the contents later
-    samples = difference.scan.samples
-    ignored = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
-    missing = sum(samples[row].path not in ignored for row in difference.new_scan_rows.tolist())
-    removed = len(difference.removed_known_positions)
-    if missing or removed:
+    manifest, index = dataset.manifest, dataset.read_index()
+    _check_kinds(dataset, index, scan)
+    samples = _with_labels_of(manifest.classes, scan)
+    by_id = np.argsort(index.ids)
+    stored_paths = index["paths"].select(by_id)
+    assert stored_paths.ends is not None
+    keys = _number_repeats(Paths(stored_paths.values.tobytes(), stored_paths.ends))
+    row_of = dict(zip(keys, by_id.tolist(), strict=True))
+    index_rows = np.array([row_of.get(key, -1) for key in _number_repeats(samples.list_paths())])
+    scan_rows = np.flatnonzero(index_rows >= 0)
+    same = _have_same_labels(dataset, index, index_rows[scan_rows], samples, scan_rows)
+    missing = len(index) - int(same.sum())
+    if missing:
+        are = "is" if missing == 1 else "are"
         raise DatasetError(
-            f"was not made from {scan.root}, or that changed since: {quantity(missing, 'picture')} of "
-            f"{scan.root} missing here or labelled differently, {removed:,} no longer in "
-            f"{scan.root}",
+            f"was not made from {scan.root}, or that changed since: {quantity(missing, 'picture')} of the "
+            f"dataset {are} not there, or labelled differently",
             path=dataset.place,
-            remedy="name the right source, or run 'precache convert' with --update",
+            remedy="name the right source, or run 'precache convert' with --overwrite",
         )
-    by_id = np.argsort(samples.ids)
-    checksums = np.full(len(samples), UNREADABLE, np.uint64)
-    unchanged = difference.unchanged
-    checksums[unchanged.scan_rows] = difference.known.state.checksums[unchanged.known_positions]
-    return replace(difference.scan, samples=samples.select(by_id)), checksums[by_id]
+    left_out = {*(picture.path for picture in manifest.rejected), *(path for path, _ in manifest.ignored)}
+    new = sum(samples[row].path not in left_out for row in np.flatnonzero(index_rows < 0).tolist())
+    if new and "without" not in manifest.source_options:
+        are = "is" if new == 1 else "are"
+        warn(
+            f"{dataset.place}: {quantity(new, 'picture')} of {scan.root} {are} not in the dataset; "
+            f"'precache convert' with --without {shell_command(dataset.place)} converts them into another DST"
+        )
+    scan_rows = scan_rows[np.argsort(index.ids[index_rows[scan_rows]])]
+    samples = samples.select(scan_rows)
+    samples.ids = index.ids[by_id]
+    known_ids = np.sort(np.concatenate((samples.ids, [picture.id for picture in manifest.rejected])))
+    checksums = dataset.read_source_state().checksums[np.searchsorted(known_ids, samples.ids)]
+    return replace(scan, samples=samples), checksums
+
+
+def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> None:
+    """Raise DatasetError if target or fields of the source are of another kind than those of the dataset."""
+    manifest, samples = dataset.manifest, scan.samples
+    again = "convert it again with --overwrite"
+    if scan.target != manifest.target:
+        raise DatasetError(
+            f"has target {manifest.target}, but {scan.root} now has target {scan.target}",
+            path=dataset.place,
+            remedy=f"correct its labels, or {again}",
+        )
+    if set(index.fields) != set(samples.fields):
+        differing = ", ".join(sorted(set(index.fields) ^ set(samples.fields)))
+        raise DatasetError(
+            f"{scan.root} now has other fields ({differing})",
+            path=dataset.place,
+            remedy=f"leave them as they were, or {again}",
+        )
+    for name, stored, scanned in _label_columns(index, samples):
+        if stored.differs_in_kind(scanned):
+            raise DatasetError(
+                f"its {name!r} is {_column_kind(stored)}, but in {scan.root} it is now "
+                f"{_column_kind(scanned)}",
+                path=dataset.place,
+                remedy=f"correct it, or {again}",
+            )
+
+
+def _label_columns(index: SampleIndex, samples: Samples) -> Iterator[tuple[str, Column, Column]]:
+    """Yield name and both columns of each field, and of the target, if samples have not just one class."""
+    for name, column in index.fields.items():
+        yield name, column, samples.fields[name]
+    if index.targets is not None and samples.targets is not None:
+        yield "target", index.targets, samples.targets
+
+
+def _column_kind(column: Column) -> str:
+    """Return the kind of a column's values, and their shape if they are arrays."""
+    return f"{column.kind} {[*column.values.shape[1:]]}" if column.values.ndim > 1 else column.kind
+
+
+def _with_labels_of(classes: Sequence[str], scan: Scan) -> Samples:
+    """Return the samples of `scan` with labels that are indices of `classes`; -2 for any other class."""
+    label_of = {name: label for label, name in enumerate(classes)}
+    new_labels = np.array(
+        [*(label_of.get(name, -2) for name in scan.classes), -1], np.int64
+    )  # at [-1], label -1
+    samples = scan.samples
+    targets = samples.targets
+    if scan.target == "classes" and targets is not None:
+        targets = Column(new_labels[targets.values], targets.ends)
+    return replace(samples, labels=new_labels[samples.labels], targets=targets)
+
+
+def _number_repeats(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield each path with the number of times that it was there before, as in a table."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        yield path, counts[path]
+        counts[path] += 1
+
+
+def _have_same_labels(
+    dataset: ConvertedDataset, index: SampleIndex, index_rows: Ints, samples: Samples, scan_rows: Ints
+) -> npt.NDArray[np.bool_]:
+    """Return bool [n]: whether pictures have the labels and fields of the dataset, and the split if kept."""
+    recipe, shards = dataset.manifest.recipe, dataset.manifest.shards
+    same: npt.NDArray[np.bool_] = index.labels[index_rows] == samples.labels[scan_rows]
+    if keeps_splits(samples, recipe) and not recipe.has_split_list:  # a list replaced the source's splits
+        names = shards.split_names
+        stored_splits = np.repeat(shards.splits, shards.samples)
+        numbers = [names.index(name) if name in names else -1 for name in samples.split_names]
+        same &= stored_splits[index_rows] == np.array(numbers)[samples.splits[scan_rows]]
+    for _, stored, scanned in _label_columns(index, samples):
+        same &= stored.select(index_rows).equal_rows(scanned.select(scan_rows))
+    return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +324,7 @@ class _DeepTask:
 def _deep_tasks(dataset: ConvertedDataset, scan: Scan, checksums: Checksums) -> Iterator[_DeepTask]:
     """Yield a task for each shard, made when a worker is free."""
     for shard, index in dataset.iter_shards():
-        rows = np.searchsorted(scan.samples.ids, index.ids[index.served]).tolist()
+        rows = np.searchsorted(scan.samples.ids, index.ids).tolist()
         pairs = ((scan.samples[row], int(checksums[row])) for row in rows)
         pictures = {ref.id: (ref, checksum) for ref, checksum in pairs}
         yield _DeepTask(str(dataset.path / shard.file_name), shard, index, pictures)
@@ -246,7 +348,7 @@ class _Comparison:
 
     def __call__(self, task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
         compared = []
-        for row, sample in self.dataset.read_shard(task.shard, task.index):
+        for row, sample in enumerate(self.dataset.read_shard(task.shard, task.index)):
             ref, _ = task.pictures[int(task.index.ids[row])]
             try:
                 task.index.check(row, sample.data, task.name, sample.damage)

@@ -37,9 +37,6 @@ _FORM: dict[str, Any] = {
     "target": TARGETS,
     "fields": {str: KINDS},
     "statistics": {str: {"mean": [float], "std": [float], "pixels": _COUNT}},
-    "next_id": _COUNT,
-    "updates": [{"added": _COUNT, "removed": _COUNT, "made_by": {str: str}}],
-    "removed": {str: _COUNT},
     "splits": [str],
 }
 """Form of `dataset.json`.
@@ -57,14 +54,12 @@ _COLUMNS: dict[str, _ColumnForm] = {
     "paths": (np.uint8, ("bytes of paths",)),
     "ends:paths": (np.int64, ("samples",)),
     "shapes": (np.int32, ("samples", 2)),
-    "removed": (np.uint8, ("samples",)),
     "shard:splits": (np.int32, ("shards",)),
     "shard:numbers": (np.int64, ("shards",)),
     "shard:samples": (np.int64, ("shards",)),
     "shard:bytes": (np.int64, ("shards", "files")),
     "shard:crc32c": (np.uint32, ("shards", "files")),
     "shard:largest": (np.int32, ("shards", 2)),
-    "source:bytes": (np.int64, ("pictures",)),
     "source:modified_ns": (np.int64, ("pictures",)),
     "source:checksums": (np.uint64, ("pictures",)),
     "rejected:ids": (np.int64, ("rejected",)),
@@ -95,9 +90,8 @@ def check_content(content: Any) -> None:
     splits = content["splits"]
     if not splits or len(set(splits)) < len(splits) or set(splits) != set(content["samples_per_class"]):
         raise ValueError(f"splits {splits!r:.99} are not those of samples_per_class")
-    for name in ("statistics", "removed"):
-        if unknown := sorted(set(content[name]) - set(splits)):
-            raise ValueError(f"{name} of the split {unknown[0]!r:.99}, which there is not")
+    if unknown := sorted(set(content["statistics"]) - set(splits)):
+        raise ValueError(f"statistics of the split {unknown[0]!r:.99}, which there is not")
     if any(len(counts) != len(content["classes"]) for counts in content["samples_per_class"].values()):
         raise ValueError("samples_per_class has other classes")
     for name, option in content["source_options"].items():
@@ -178,8 +172,6 @@ def _required_columns(content: Mapping[str, Any], *, has_shapes: bool) -> dict[s
     left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}
     if not has_shapes:
         left_out |= {"shapes", "shard:largest"}
-    if not content["removed"]:
-        left_out.add("removed")
     return {
         name: column
         for name, column in _COLUMNS.items()
@@ -232,7 +224,6 @@ class Limits:
             "targets": (0, self.classes) if self.target == "classes" else (None, None),
             "source_sizes": (1, None),
             "shapes": (1, MAX_KEPT_SIDE + 1),
-            "removed": (0, 2),
         }.get(name, (None, None))
         if low is not None and len(values) and values.min() < low:
             raise ValueError(f"{values.min():,} in column {name}")

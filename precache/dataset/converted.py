@@ -19,11 +19,10 @@ from precache.dataset.index import (
     SampleColumns,
     SampleIndex,
     SourceState,
-    damaged_index_error,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
-from precache.dataset.shard_table import ShardEntry, ShardTable
+from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
@@ -39,8 +38,8 @@ class OpenedFolder:
     """Folder of an open dataset, which detects that another dataset has taken its place.
 
     `convert --overwrite` replaces the folder as a whole, and every other command writes the manifest last. So
-    while the manifest is the same file, all other files are the same, too. If it is another file, its shards
-    tell an update of the dataset, which leaves all earlier shards as they are, from another dataset.
+    while the manifest is the same file, all other files are the same, too. If it is another file, its digest
+    tells whether it is a copy of the same dataset.
 
     Several threads may use it, and it can be sent to other processes.
 
@@ -48,9 +47,9 @@ class OpenedFolder:
         path: path of the folder.
     """
 
-    def __init__(self, path: Path, manifest_status: "_FileStatus | None", shards: ShardTable) -> None:
+    def __init__(self, path: Path, manifest_status: "_FileStatus | None", digest: str) -> None:
         self.path = path
-        self._manifest_status, self._shards = manifest_status, shards
+        self._manifest_status, self._digest = manifest_status, digest
 
     @contextmanager
     def check_unchanged(self) -> Iterator[None]:
@@ -77,8 +76,7 @@ class OpenedFolder:
         if status == self._manifest_status:
             return
         with suppress(DatasetError):
-            dataset = open_dataset(self.path)
-            if dataset.manifest.shards.begins_with(self._shards):
+            if open_dataset(self.path).digest == self._digest:
                 self._manifest_status = status
                 return
         change = "moved or removed" if status is None else "replaced by another"
@@ -150,23 +148,23 @@ class ConvertedDataset:
             return self.path / shard.file_name
 
     def iter_shards(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
-        """Yield each shard with the index of its samples, removed ones included; raises as `read_index`."""
-        index, start = self.read_index(removed=True), 0
+        """Yield each shard with the index of its samples; raises as `read_index`."""
+        index, start = self.read_index(), 0
         for shard in self.manifest.shards:
             yield shard, index.select(np.arange(start, start + shard.samples))
             start += shard.samples
 
-    def read_shard(self, shard: ShardEntry, index: SampleIndex) -> Iterator[tuple[int, StoredSample]]:
-        """Yield the samples of a shard that are not removed, each with its row in `index`.
+    def read_shard(self, shard: ShardEntry, index: SampleIndex) -> Iterator[StoredSample]:
+        """Yield the samples of a shard.
 
         Args:
             shard: a shard of the manifest.
-            index: index of the samples of this shard alone, removed ones included.
+            index: index of the samples of this shard alone.
 
         Raises:
             DatasetError: the shard is damaged, or holds other samples than the index.
         """
-        path, count, served = self.path / shard.file_name, 0, index.served
+        path, count = self.path / shard.file_name, 0
         with self.local_files(*shard.files):
             for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
                 if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):
@@ -174,36 +172,24 @@ class ConvertedDataset:
                         f"holds sample {sample.id}, which the dataset's index does not", path=path
                     )
                 count += 1
-                if served[row]:
-                    yield row, sample
+                yield sample
         if count != len(index):
             raise DatasetError(f"expected {len(index):,} samples, got {count:,}", path=path)
 
-    def read_index(self, split: str | None = None, *, removed: bool = False) -> SampleIndex:
+    def read_index(self, split: str | None = None) -> SampleIndex:
         """Open the index of the samples of a split, or of all splits: ids, labels, checksums and more.
 
         Rows are in written order.
 
         Args:
             split: name of the split; None for all.
-            removed: include samples that updates have removed: then each sample in the shards has a row.
 
         Raises:
             DatasetError: the index is damaged; raised here, or when a column is first used.
         """
-        shards, limits = self.manifest.shards, self.manifest.limits
         file = IndexFile(self._local_index_file, self.manifest.index)
-        index = SampleIndex(SampleColumns(file, limits))
-        if "removed" in index:
-            splits = np.repeat(shards.splits, shards.samples)[~index.served]
-            removed_per_split = np.bincount(splits, minlength=len(shards.split_names)).tolist()
-            if removed_per_split != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
-                raise damaged_index_error(file.path, "other samples are removed than the manifest says")
-        if split is not None:
-            index = index.view_rows(shards.rows_of_split(split))
-        if removed or not self.manifest.removed:
-            return index
-        return index.view_rows(np.flatnonzero(index.served))
+        index = SampleIndex(SampleColumns(file, self.manifest.limits))
+        return index if split is None else index.view_rows(self.manifest.shards.rows_of_split(split))
 
     def find_duplicates(self) -> Duplicates:
         """Find the pictures of equal content.
@@ -212,10 +198,10 @@ class ConvertedDataset:
             DatasetError: the index is damaged.
         """
         shards = self.manifest.shards
-        return find_duplicates(self.read_index(removed=True), np.repeat(shards.splits, shards.samples))
+        return find_duplicates(self.read_index(), np.repeat(shards.splits, shards.samples))
 
     def read_source_state(self) -> SourceState:
-        """Read sizes, times and checksums of all pictures of the source, in scan order."""
+        """Read times and checksums of all pictures of the source, in scan order."""
         return read_source_state(IndexFile(self._local_index_file, self.manifest.index))
 
     @property
@@ -256,7 +242,7 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
         )  # before the manifest is read, to detect that it is replaced meanwhile
         raw = read_manifest(place)
         manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, local_file_in_folder(place))
-        folder = OpenedFolder(place, status, manifest.shards)
+        folder = OpenedFolder(place, status, digest)
         return ConvertedDataset(place, manifest, digest, folder=folder)
     url = place
 

@@ -19,7 +19,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Duplicates:
-    """Groups of samples of equal content; removed samples are in none.
+    """Groups of samples of equal content.
 
     Attributes:
         rows: int64 [k], rows of the index, group by group: first the groups that span several splits, then
@@ -55,8 +55,8 @@ def find_duplicates(index: SampleIndex, split_of: Sizes) -> Duplicates:
         index: index of n samples.
         split_of: int32 [n], number of the split of each sample.
     """
-    served_rows, checksums = np.flatnonzero(index.served), index.checksums
-    rows_by_checksum = served_rows[np.argsort(checksums[served_rows])]
+    checksums = index.checksums
+    rows_by_checksum = np.argsort(checksums)
     sorted_checksums = checksums[rows_by_checksum]
     equals_next = sorted_checksums[1:] == sorted_checksums[:-1]
     rows = rows_by_checksum[np.append(equals_next, False) | np.append(False, equals_next)]

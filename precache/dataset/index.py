@@ -15,8 +15,6 @@ Columns of the n samples, in written order:
     value:NAME                       the field of this name, of any kind of `precache.dataset.columns`
     targets                          targets, of any such kind, where samples have not just one class each
     shapes            int32  [n, 2]  height and width of the stored picture, in pixels, where these vary
-    removed           uint8  [n]     1 for a sample that is no longer served, because an update found its
-                                     picture gone or changed; only where there are such samples
 
 Columns of the s shards, see `precache.dataset.shard_table`:
 
@@ -24,7 +22,6 @@ Columns of the s shards, see `precache.dataset.shard_table`:
 
 Columns of all pictures of the source, rejected ones included, by id, to detect that the source has changed:
 
-    source:bytes        int64  [m]   sizes of the files
     source:modified_ns  int64  [m]   times of their last writes, as the file system counts, in ns
     source:checksums    uint64 [m]   XXH3-64 of the files
 
@@ -43,10 +40,8 @@ int64 [n]: the end of each sample's values. The rows of a shard are one range of
 
 The file is mapped: the processes of a machine share the pages that they use, and need no other memory for it.
 The manifest has checksums of the header, which is compared when the file is mapped, and of each column, which
-is compared when a process first uses it.
-
-An update (see `precache.conversion.update`) writes a new index, `dataset-00001.index` and so on, because
-other processes may have mapped the one before. No such file is truncated: that would kill them with SIGBUS.
+is compared when a process first uses it. It is never truncated: that would kill the processes that have
+mapped it with SIGBUS.
 """
 
 import csv
@@ -83,7 +78,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
-REJECTED_NAME = "rejected.csv"
+INDEX_NAME, REJECTED_NAME = "dataset.index", "rejected.csv"
 _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -136,11 +131,6 @@ def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     detect forgery.
     """
     return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # not declared as a Buffer by NumPy 1
-
-
-def index_name(updates: int = 0) -> str:
-    """File name of the index of a dataset after this number of updates."""
-    return f"dataset-{updates:05d}.index" if updates else "dataset.index"
 
 
 def damaged_index_error(path: Path, reason: str) -> IndexFileError:
@@ -220,14 +210,6 @@ class SampleIndex:
         """Columns of the fields, by name."""
         return {name.removeprefix(VALUE): self[name] for name in self.names if name.startswith(VALUE)}
 
-    @property
-    def served(self) -> npt.NDArray[np.bool_]:
-        """Mask of the samples that are served, bool [n]: False for those that updates have removed."""
-        if "removed" not in self:
-            return np.ones(len(self), np.bool_)
-        served: npt.NDArray[np.bool_] = self["removed"].values == 0
-        return served
-
     def with_columns(self, columns: Mapping[str, Column]) -> "SampleIndex":
         """Make an index with these columns added, or put in place of those of the same names."""
         return SampleIndex(self.columns, self.rows, {**self.own, **columns})
@@ -241,11 +223,6 @@ class SampleIndex:
         """Make an index of these rows, int64 [m] or bool [n], with columns that are read into memory."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return SampleIndex({name: self[name].select(rows) for name in self.names})
-
-    def join(self, other: "SampleIndex") -> "SampleIndex":
-        """Append the samples of `other`, which has the same columns; the column `removed` is dropped."""
-        names = [name for name in self.names if name != "removed"]
-        return SampleIndex({name: Column.concatenate((self[name], other[name])) for name in names})
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare a sample that was read from a shard with the checksum of what was written.
@@ -279,18 +256,13 @@ class SampleIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceState:
-    """Columns `source:` of an index: sizes, times and checksums of the pictures of the source."""
+    """Columns `source:` of an index: times and checksums of the pictures of the source."""
 
-    bytes: Ints
     modified_ns: Ints
     checksums: Checksums
 
     def __len__(self) -> int:
-        return len(self.bytes)
-
-    def arrays(self) -> dict[str, Array]:
-        """Columns by their names in the index."""
-        return {f"{SOURCE}{name}": getattr(self, name) for name in ("bytes", "modified_ns", "checksums")}
+        return len(self.checksums)
 
 
 def column_arrays(columns: Mapping[str, Column]) -> dict[str, Array]:
@@ -303,19 +275,16 @@ def column_arrays(columns: Mapping[str, Column]) -> dict[str, Array]:
     return arrays
 
 
-def write_index(
-    folder: Path, index: SampleIndex, others: Mapping[str, Array], updates: int = 0
-) -> IndexEntry:
+def write_index(folder: Path, index: SampleIndex, others: Mapping[str, Array]) -> IndexEntry:
     """Write the index of a dataset.
 
     Args:
         folder: folder of the dataset.
         index: columns of the samples.
         others: columns of shards, source, rejected and ignored pictures.
-        updates: number of updates of the dataset, which the file's name tells.
     """
     columns = {name: index[name] for name in index.names}
-    return write_arrays(folder / index_name(updates), {**column_arrays(columns), **others})
+    return write_arrays(folder / INDEX_NAME, {**column_arrays(columns), **others})
 
 
 def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
@@ -470,11 +439,7 @@ def read_source_state(file: IndexFile) -> SourceState:
     Raises:
         IndexFileError: a column has changed since it was written.
     """
-    return SourceState(
-        bytes=file.read(f"{SOURCE}bytes"),
-        modified_ns=file.read(f"{SOURCE}modified_ns"),
-        checksums=file.read(f"{SOURCE}checksums"),
-    )
+    return SourceState(file.read(f"{SOURCE}modified_ns"), file.read(f"{SOURCE}checksums"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,6 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "statistics": {split: asdict(statistics) for split, statistics in manifest.statistics.items()},
         "shards": len(manifest.shards),
         "source": {"digest": manifest.source_digest, "options": manifest.source_options},
-        "updates": [{"added": update.added, "removed": update.removed} for update in manifest.updates],
-        "removed": manifest.removed,
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
         "rejected": [
@@ -97,7 +95,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_c
         SettingError: `path` cannot be written.
     """
     manifest = dataset.manifest
-    index = dataset.read_index(removed=True)
+    index = dataset.read_index()
     class_count = len(manifest.classes) if all_classes else _FIRST_CLASSES
     sheet_rows = _rows_of_sheet(index, manifest)
     class_rows = _rows_of_classes(index, manifest, class_count)
@@ -111,7 +109,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_c
         _split_table(manifest),
         f"<h2>Facts</h2>{page.facts(facts(dataset))}",
         _class_tables(manifest, [[pictures[row] for row in rows] for rows in class_rows]),
-        _source_size_charts(index.source_sizes[index.served]),
+        _source_size_charts(index.source_sizes),
         _left_out_table("Rejected", [(picture.path, picture.reason) for picture in manifest.rejected]),
         _left_out_table("Ignored", manifest.ignored),
     ]
@@ -128,7 +126,7 @@ def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
     duplicates, table = dataset.find_duplicates(), dataset.manifest.shards
     split_numbers = np.repeat(table.splits, table.samples)[duplicates.rows].tolist()
     splits = [table.split_names[number] for number in split_numbers]
-    index = dataset.read_index(removed=True)
+    index = dataset.read_index()
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("group", "split", "label", "path"))
@@ -162,8 +160,6 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     result["source"] = f"{quantity(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}"
     # not the source's path, which is not on record: the same source may lie anywhere
     result["source digest"] = f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)"
-    if manifest.updates:
-        result |= _update_facts(manifest)
     duplicates = dataset.find_duplicates()
     if len(duplicates):
         result["duplicates"] = f"{duplicates} (list them: --duplicates FILE)"
@@ -174,21 +170,6 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     result["made with"] = f"{command} {manifest.to_flags()}"
     result["made by"] = _describe_software(manifest.made_by)
     return result
-
-
-def _update_facts(manifest: Manifest) -> dict[str, str]:
-    """Facts about the updates since the conversion."""
-    added = sum(update.added for update in manifest.updates)
-    removed = sum(manifest.removed.values())
-    facts = {"updates": f"{len(manifest.updates):,}: {added:,} pictures added, {removed:,} removed"}
-    if removed:
-        wasted = sum(shard.files[0].bytes for shard in manifest.shards) * removed // manifest.stored_samples
-        are = "is" if removed == 1 else "are"
-        facts["removed"] = (
-            f"{quantity(removed, 'picture')} {are} still stored but no longer served: about "
-            f"{human_bytes(wasted)}; converting again with --overwrite reclaims them"
-        )
-    return facts
 
 
 def _describe_storage(recipe: Recipe) -> str:
@@ -238,8 +219,7 @@ def _rows_of_sheet(index: SampleIndex, manifest: Manifest) -> list[int]:
     spread evenly. If there are few, a second picture of each follows, and so on.
     """
     if manifest.target != "class":
-        first: list[int] = np.flatnonzero(index.served)[:_SHEET_PICTURES].tolist()
-        return first
+        return list(range(min(_SHEET_PICTURES, len(index))))
     rows, starts, ends = _rows_by_class(index, manifest)
     classes = len(manifest.classes)
     labels = np.unique(np.linspace(0, classes - 1, min(_SHEET_CLASSES, classes)).round().astype(np.int64))
@@ -265,9 +245,8 @@ def _rows_of_classes(index: SampleIndex, manifest: Manifest, count: int) -> list
 
 
 def _rows_by_class(index: SampleIndex, manifest: Manifest) -> tuple[Ints, Ints, Ints]:
-    """Rows of the served samples sorted by class, then the start and the end of each class in them."""
-    rows = np.flatnonzero(index.served)
-    rows = rows[np.argsort(index.labels[rows], kind="stable")]
+    """Rows of the samples sorted by class, then the start and the end of each class in them."""
+    rows = np.argsort(index.labels, kind="stable")
     labels = np.arange(len(manifest.classes))
     ranked = index.labels[rows]
     return rows, np.searchsorted(ranked, labels, "left"), np.searchsorted(ranked, labels, "right")

@@ -17,13 +17,13 @@ from precache.dataset.bounds import Limits, check_columns, check_content, max_pi
 from precache.dataset.files import FileEntry, LocalFile
 from precache.dataset.index import (
     CONVERT_AGAIN,
+    INDEX_NAME,
     REJECTED_NAME,
     SOURCE,
     IndexEntry,
     IndexFile,
     Rejected,
     damaged_index_error,
-    index_name,
     read_ignored,
     read_rejected,
 )
@@ -46,20 +46,6 @@ class ManifestError(DatasetError):
     """The manifest of a dataset has changed since it was written, or is none of this project."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Record of an update of the dataset, see `precache.conversion.update`.
-
-    Attributes:
-        added, removed: numbers of samples.
-        made_by: versions of the software that decoded and encoded the added pictures.
-    """
-
-    added: int
-    removed: int
-    made_by: dict[str, str]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Description of a converted dataset.
@@ -73,17 +59,15 @@ class Manifest:
         samples_per_class: split -> number of samples of each class.
         shards: shards in written order, split by split.
         index: file with everything that grows with the number of samples.
-        scanned: number of paths that the source tree holds: samples, rejected and ignored ones.
+        scanned: number of paths that the source tree holds: samples, rejected and ignored ones. All ids are
+            less than that.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
         statistics: split -> mean and standard deviation of the pictures as they are stored; of JPEGs, before
-            they are encoded. Removed samples are counted in.
+            they are encoded.
         source_options: options that the source was opened with.
         target: kind of label, one of `precache.dataset.columns.TARGETS`.
         fields: name -> kind of each field, see `precache.dataset.columns`.
-        next_id: upper bound, exclusive, of all ids that were ever used, if that is not `scanned`; else 0.
-        updates: updates since the conversion, in order.
-        removed: split -> number of samples in its shards that are no longer served; only splits with such.
     """
 
     recipe: Recipe
@@ -101,31 +85,18 @@ class Manifest:
     target: str = "class"
     fields: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
-    next_id: int = 0
-    updates: tuple[Update, ...] = ()
-    removed: dict[str, int] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
-        """Number of samples in all splits, without removed ones."""
-        return self.stored_samples - sum(self.removed.values())
-
-    @property
-    def stored_samples(self) -> int:
-        """Number of samples in all shards, removed ones included."""
+        """Number of samples in all splits."""
         return int(self.shards.samples.sum())
-
-    @property
-    def id_limit(self) -> int:
-        """Upper bound of all ids, exclusive."""
-        return self.next_id or self.scanned
 
     @property
     def limits(self) -> Limits:
         """Limits of the values in the columns of the samples."""
         holds_pixels = FORMATS[self.recipe.format].holds_pixels
         return Limits(
-            ids=self.id_limit,
+            ids=self.scanned,
             classes=len(self.classes),
             target=self.target,
             channels=CHANNELS[self.recipe.channels],
@@ -136,9 +107,8 @@ class Manifest:
 
     @property
     def split_samples(self) -> dict[str, int]:
-        """Number of samples of each split, without removed ones."""
-        stored = self.shards.samples_per_split()
-        return {split: stored[split] - self.removed.get(split, 0) for split in self.samples_per_class}
+        """Number of samples of each split."""
+        return self.shards.samples_per_split()
 
     @property
     def stored_bytes(self) -> int:
@@ -153,7 +123,7 @@ class Manifest:
     @property
     def own_names(self) -> frozenset[str]:
         """Names of the files that may be removed with the manifest; all other files are the user's."""
-        names = {file.name for file in self.files} | set(self.replaced_files)
+        names = {file.name for file in self.files}
         if self.rejected:
             names.add(REJECTED_NAME)
         return frozenset(names)
@@ -161,11 +131,6 @@ class Manifest:
     def to_flags(self) -> str:
         """Flags of the `precache convert` command that made the dataset, to paste into a shell."""
         return " ".join(filter(None, (self.recipe.to_flags(), format_flags(self.source_options))))
-
-    @property
-    def replaced_files(self) -> tuple[str, ...]:
-        """Names of the indexes that updates have replaced; the last one stays for processes that read it."""
-        return tuple(map(index_name, range(len(self.updates))))
 
     def split_shards(self, split: str) -> ShardTable:
         """Select the shards of `split`; SettingError lists the splits if there is no such split."""
@@ -269,7 +234,7 @@ def _dataset_digest(content: dict[str, Any]) -> str:
 def _decode(content: dict[str, Any], local_file: LocalFile) -> Manifest:
     check_content(content)
     entry, splits = IndexEntry(**content["index"]), tuple(content["splits"])
-    if entry.name != index_name(len(content["updates"])) or not all(map(SPLIT_NAME.fullmatch, splits)):
+    if entry.name != INDEX_NAME or not all(map(SPLIT_NAME.fullmatch, splits)):
         raise ValueError(f"index {entry.name!r:.99} and splits {splits!r:.99}: not as this project writes it")
     recipe = Recipe(**content["recipe"])
     with local_file(entry):  # keeps a fetched index in the cache while all of it is read
@@ -295,9 +260,6 @@ def _decode(content: dict[str, Any], local_file: LocalFile) -> Manifest:
             split: ChannelStatistics(tuple(values["mean"]), tuple(values["std"]), values["pixels"])
             for split, values in content["statistics"].items()
         },
-        next_id=content["next_id"],
-        updates=tuple(Update(**update) for update in content["updates"]),
-        removed=content["removed"],
     )
     _check_counts(manifest, content["counts"])
     return manifest
@@ -315,10 +277,6 @@ def _check_index_columns(file: IndexFile, content: dict[str, Any], recipe: Recip
 
 def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
     """Raise ValueError unless `counts` and the other numbers of a manifest agree with those of its index."""
-    stored = manifest.shards.samples_per_split()
-    for split, removed in manifest.removed.items():
-        if not 0 < removed <= stored[split]:
-            raise ValueError(f"{removed:,} of {stored[split]:,} samples of {split} are removed")
     index_counts = {
         "converted": manifest.samples,
         "rejected": len(manifest.rejected),
@@ -328,13 +286,13 @@ def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
     if index_counts != counts:
         raise ValueError(f"counts {counts}, but its index has {index_counts}")
     for split, class_counts in manifest.samples_per_class.items():
-        served = manifest.split_samples[split]
-        has_too_many = max(class_counts, default=0) > served
-        if has_too_many or (manifest.target == "class" and sum(class_counts) != served):
-            raise ValueError(f"samples_per_class of {split}: not those of {served:,} samples")
+        samples = manifest.split_samples[split]
+        has_too_many = max(class_counts, default=0) > samples
+        if has_too_many or (manifest.target == "class" and sum(class_counts) != samples):
+            raise ValueError(f"samples_per_class of {split}: not those of {samples:,} samples")
     channels = CHANNELS[manifest.recipe.channels]
     for split, statistics in manifest.statistics.items():
         if not len(statistics.mean) == len(statistics.std) == channels:
             raise ValueError(f"statistics of {split}: not of {quantity(channels, 'channel')}")
-    if any(not 0 <= picture.id < manifest.id_limit for picture in manifest.rejected):
-        raise ValueError(f"a rejected picture has no id from 0 to {manifest.id_limit:,}")
+    if any(not 0 <= picture.id < manifest.scanned for picture in manifest.rejected):
+        raise ValueError(f"a rejected picture has no id from 0 to {manifest.scanned:,}")

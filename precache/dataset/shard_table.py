@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.bounds import max_pixels_bytes
-from precache.dataset.columns import Rows
 from precache.dataset.files import FileEntry
 from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged_index_error
 from precache.errors import SettingError
@@ -156,17 +155,6 @@ class ShardTable(Sequence[ShardEntry]):
             columns["largest"] = self.largest[mask]
         return replace(self, **columns)
 
-    def begins_with(self, other: "ShardTable") -> bool:
-        """Whether the first shards are those of `other`, byte for byte, as in an update of a dataset."""
-        if self.suffixes != other.suffixes:
-            return False
-        count = len(other)
-        splits, other_splits = (np.array(table.split_names)[table.splits] for table in (self, other))
-        if not np.array_equal(splits[:count], other_splits):
-            return False
-        names = [name for name in _COLUMNS if name != "splits"]
-        return all(np.array_equal(getattr(self, name)[:count], getattr(other, name)) for name in names)
-
     def arrays(self) -> dict[str, Array]:
         """Columns of the table, by their names in the index."""
         arrays = {f"{SHARD}{name}": getattr(self, name) for name in _COLUMNS}
@@ -180,18 +168,16 @@ class ShardTable(Sequence[ShardEntry]):
         starts: Ints = np.cumsum(self.samples) - self.samples
         return starts
 
-    def rows_of_split(self, split: str) -> Rows:
-        """Rows of the samples of `split` in the index: a range, unless updates have added shards."""
+    def rows_of_split(self, split: str) -> range:
+        """Rows of the samples of `split` in the index."""
         positions = np.flatnonzero(self.split_mask(split))
         if not len(positions):
             return range(0)
-        starts, samples = self.starts[positions], self.samples[positions]
-        if (starts[1:] == (starts + samples)[:-1]).all():
-            return range(int(starts[0]), int(starts[-1] + samples[-1]))
-        return np.flatnonzero(np.repeat(self.split_mask(split), self.samples))
+        first, last = positions[0], positions[-1]
+        return range(int(self.starts[first]), int(self.starts[last] + self.samples[last]))
 
     def samples_per_split(self) -> dict[str, int]:
-        """Count the samples in the shards of each split, removed ones included."""
+        """Count the samples in the shards of each split."""
         return {name: int(self.samples[self.split_mask(name)].sum()) for name in self.split_names}
 
     def _name(self, position: int) -> str:
@@ -238,6 +224,8 @@ def _check(table: ShardTable, samples: int, recipe: Recipe) -> None:
         raise ValueError(f"shards of more than {_MAX_BYTES:,} bytes")
     if (np.bincount(table.splits, minlength=len(table.split_names)) == 0).any():
         raise ValueError("a split without shards")
+    if (np.diff(table.splits) < 0).any():
+        raise ValueError("shards that are not sorted by split")
     if (np.diff(np.sort((table.splits.astype(np.int64) << 32) + table.numbers)) == 0).any():
         raise ValueError("a shard is there twice")
     if recipe.stored_size is not None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from threading import Lock
 
 from precache.dataset.converted import dataset_from_manifest, open_dataset, read_manifest
-from precache.dataset.files import FileEntry, file_problem, local_file_in_folder
+from precache.dataset.files import FileEntry, file_problem
 from precache.dataset.index import REJECTED_NAME
-from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.engines import is_callback_error, mark_callback_errors
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
 from precache.reporting import Progress, abridge, explain_interruption, no_progress
@@ -95,7 +95,7 @@ def push(
     publisher = Publisher(url)
     old_raw = publisher.read_manifest()
     old = None if old_raw is None else _manifest_at(url, old_raw)
-    continues = old is None or old_raw == raw or _is_earlier(old, dataset.manifest)
+    continues = old is None or old_raw == raw
     if not continues and not overwrite:
         raise DatasetError(
             "holds another dataset", path=url, remedy="choose another URL, or pass --overwrite to replace it"
@@ -143,8 +143,7 @@ def pull(
 
     Args:
         source: URL of the dataset.
-        folder: folder that is missing or empty, or that a pull has left unfinished, or that has an earlier
-            state of the dataset (see `precache.conversion.update`).
+        folder: folder that is missing or empty, or that a pull of the dataset has left unfinished.
         on_progress: called with (bytes in the folder, bytes of the dataset).
 
     Raises:
@@ -270,14 +269,6 @@ def _files_at(store: ObjectStore, manifest: Manifest) -> list[FileEntry]:
     return files
 
 
-def _is_earlier(old: Manifest, new: Manifest) -> bool:
-    """Whether `old` is an earlier state of the dataset `new`, so that files of both have the same bytes."""
-    if old.updates != new.updates[: len(old.updates)] or old.shards != new.shards[: len(old.shards)]:
-        return False
-    new_files = {file.name: file for file in new.files}
-    return all(new_files.get(file.name, file) == file for file in old.files)
-
-
 def _prepare_folder(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> frozenset[str]:
     """Make the folder if it is missing, and check that the dataset may be written to it.
 
@@ -288,20 +279,15 @@ def _prepare_folder(path: Path, raw: bytes, manifest: Manifest, names: set[str])
         names: names of the dataset's files.
 
     Returns:
-        Names of files in the folder that may be replaced, which belong to an earlier state of the dataset.
+        Names of files in the folder that may be replaced: those of the dataset, if its manifest is there.
 
     Raises:
         DatasetError: the folder holds another dataset, or other files.
     """
     manifest_path = path / MANIFEST_NAME
     if os.path.lexists(manifest_path):
-        old_raw = read_regular(manifest_path)
-        if old_raw == raw:
+        if read_regular(manifest_path) == raw:
             return manifest.own_names
-        with suppress(DatasetError):
-            old, _ = parse_manifest(old_raw, manifest_path, local_file_in_folder(path))
-            if _is_earlier(old, manifest):
-                return old.own_names
         raise DatasetError("holds another dataset", path=path, remedy="choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
     if others := foreign_names(path, frozenset({*names, MANIFEST_NAME})):

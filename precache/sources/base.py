@@ -43,8 +43,8 @@ class SampleRef:
     """A sample of a source as the scan lists it, before its picture is read.
 
     Attributes:
-        id: rank in the sorted scan of files, or row of a table or a dataset. During an update it is the
-            converted dataset's id, so a source finds its samples by `path` and `place` alone.
+        id: rank in the sorted scan of files, or row of a table or a dataset; rank among the pictures that
+            are left with `--without`, so a source finds its samples by `path` and `place` alone.
         path: name of the sample in its source; in a tree the path from its root, with forward slashes.
         label: index of the sample's class; -1 if it has no class or several.
         bytes: size of the file; -1 for a missing file, which is rejected when it is read, and after a scan
@@ -370,7 +370,6 @@ class Scan:
         warnings: lines about classes without pictures, files left out that look like pictures, one folder
             under two names, and folders that may be splits or classes.
         target: kind of the labels, one of `precache.dataset.columns.TARGETS`.
-        own_ids: whether the ids come from the source, rather than being ranks in the scan.
         deeper: number of a tree's pictures that lie in a folder inside their class folder.
     """
 
@@ -382,7 +381,6 @@ class Scan:
     digest: str
     warnings: tuple[str, ...] = ()
     target: str = "class"
-    own_ids: bool = False
     deeper: int = 0
 
     @property
@@ -454,19 +452,13 @@ def scan_digest(samples: Samples, classes: Sequence[str]) -> str:
 
 
 def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
-    """Yield the names, as messages show them, of the pictures that `changed_rows` yields."""
-    for row in changed_rows(scan, rows, modified_ns, checksums):
-        yield scan.source.where(scan.samples[row])
-
-
-def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[int]:
-    """Yield those of `rows` whose pictures have other bytes than before, at the same size.
+    """Yield the names, for messages, of those pictures that have other bytes than before, at the same size.
 
     A picture whose time of the last write is still the same is taken for unchanged. One with another time, as
     in a copy of the tree, is read, and its checksum is compared.
 
     Args:
-        rows: int64 [n], rows of the scan's samples.
+        rows: int64 [n], rows of the scan's samples to look at.
         modified_ns: int64 [n], earlier times of their last write.
         checksums: uint64 [n], earlier XXH3-64 of the files, or UNREADABLE.
 
@@ -474,10 +466,10 @@ def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums
         SourceError: a picture cannot be read.
     """
     for position in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
-        row = int(rows[position])
+        ref = scan.samples[int(rows[position])]
         before = checksums[position]
-        if before != UNREADABLE and _current_checksum(scan, scan.samples[row]) != before:
-            yield row
+        if before != UNREADABLE and _current_checksum(scan, ref) != before:
+            yield scan.source.where(ref)
 
 
 def _current_checksum(scan: Scan, ref: SampleRef) -> int | None:

@@ -72,13 +72,13 @@ class ConvertedSource:
 
     def scan(self) -> Scan:
         manifest = self.dataset.manifest
-        index = self.dataset.read_index(removed=True)  # also samples that an update has removed
+        index = self.dataset.read_index()
         shard_splits = [shard.split for shard in manifest.shards]
         split_names = list(dict.fromkeys(shard_splits))
         shard_sizes = np.diff(self.ends, prepend=0)
         splits = np.repeat([split_names.index(split) for split in shard_splits], shard_sizes)
-        served = np.flatnonzero(index.served)
-        rows = served[_selection(index.select(index.served), manifest.classes, self.options)]
+        is_selected = _selection(index, manifest.classes, self.options)
+        rows = np.flatnonzero(is_selected)
         if not len(rows):
             raise SettingError("no sample has these classes and ids", path=self.root, remedy="name others")
         rows = rows[np.argsort(index.ids[rows])]
@@ -86,7 +86,7 @@ class ConvertedSource:
         ignored = [IgnoredPath(path, reason) for path, reason in manifest.ignored]
         ignored += [IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected]
         ignored += [
-            IgnoredPath(index.path(row), _NOT_SELECTED) for row in np.setdiff1d(served, rows).tolist()
+            IgnoredPath(index.path(row), _NOT_SELECTED) for row in np.flatnonzero(~is_selected).tolist()
         ]
         return Scan(
             source=self,
@@ -96,7 +96,6 @@ class ConvertedSource:
             scanned=manifest.scanned,
             digest=hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest(),
             target=manifest.target,
-            own_ids=True,
         )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
@@ -153,7 +152,7 @@ class ConvertedSource:
             samples = samples.select(all_rows, no_splits, ("",))
         has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
         if (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge):
-            samples.original_sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
+            samples.original_sizes = self.dataset.read_index().source_sizes[samples.places]
         elif has_jpegs:
             warning = (
                 f"{self.root}: holds JPEGs, and what is resized is written as JPEG a second time, at quality "
@@ -208,7 +207,7 @@ def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
     """
     options.check_kind(CONVERTED)
     dataset = open_dataset(path)
-    index = dataset.read_index(removed=True)
+    index = dataset.read_index()
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
     return ConvertedSource(dataset, options, index.ids, ends, index.checksums, index.shapes)
 

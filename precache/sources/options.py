@@ -4,6 +4,7 @@ Each field of `SourceOptions` also lists the kinds of sources that take it, and 
 """
 
 from dataclasses import Field, dataclass, field, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 TREE, TARS = "a tree of class folders", "WebDataset tars"
 TABLE, DATASET = "a table", "a dataset"
 CONVERTED = "a converted dataset"
+LISTS = ("fields", "classes", "without")
+"""Options that are lists of names or paths."""
 _WITH_COLUMNS = (TABLE, DATASET)
 _WITH_COLUMNS_OR_PARTS = (TABLE, DATASET, TARS)
 
@@ -52,7 +55,7 @@ class SourceOptions:
 
     The help of each option is in its field, see `option_help`. A `separator` splits a text into the names of
     several classes, so `target` is `classes` then. `classes` selects samples that have any of these classes,
-    and `ids` restricts them further.
+    and `ids` restricts them further. `without` names converted datasets, whose pictures `convert` leaves out.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -88,17 +91,22 @@ class SourceOptions:
         "sample's number in messages and batches (batch.ids); a path is that in the source, as cat/1.jpg.",
         CONVERTED,
     )
+    without: tuple[str, ...] = _option(
+        "Converted dataset whose pictures are left out, by their paths; give it for each, or as A,B.",
+        default=(),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("fields", "classes"):
-            if isinstance(value := getattr(self, name), str):
-                raise SettingError(f"{name} must be a list of names, got {value!r}")
+        for name in LISTS:
+            if isinstance(value := getattr(self, name), str | PathLike):
+                raise SettingError(f"{name} must be a list, got {value!r}")
+        object.__setattr__(self, "without", tuple(map(str, self.without)))
         for name, value in self.to_json().items():
             texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
-        if self.root:
-            locate(self.root)  # raises SettingError for a URL that cannot be read
+        for path in filter(None, (self.root, *self.without)):
+            locate(path)  # raises SettingError for a URL that cannot be read
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:
@@ -120,7 +128,7 @@ class SourceOptions:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SourceOptions":
         """Make the options from what `to_json` returned; SettingError for an unknown name."""
-        lists = {name: tuple(values.get(name, ())) for name in ("fields", "classes")}
+        lists = {name: tuple(values.get(name, ())) for name in LISTS}
         if unknown := sorted(set(values) - set(_fields())):
             raise SettingError(
                 f"unknown option of a source {unknown[0]!r}; choose from: {', '.join(_fields())}"

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import loaders
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import index_name
+from precache.dataset.index import INDEX_NAME
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from tests.building import build_loader
 from tests.command import ROOT
@@ -143,7 +143,7 @@ with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", w
 """
 
 
-@pytest.mark.parametrize(("name", "left"), [(f"{SHARD}.safetensors", 5000), (index_name(), 0)])
+@pytest.mark.parametrize(("name", "left"), [(f"{SHARD}.safetensors", 5000), (INDEX_NAME, 0)])
 def test_a_file_truncated_in_place_ends_the_program(
     name: str, left: int, converted: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import loaders
-from precache import Recipe, SourceOptions, convert, open_dataset, verify
+from precache import Recipe, convert, open_dataset, verify
 from precache.dataset import inspection
 from precache.errors import PrecacheError
 from tests import forgery
@@ -33,7 +33,7 @@ SIDE = 16
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets of every format and target, with fields, rejected and removed pictures."""
+    """Datasets of every format and target, with fields and rejected pictures."""
     root, paths = tmp_path_factory.mktemp("originals"), []
     fields = FIELDS | {"nothing": [[]] * SAMPLES}
     settings: dict[str, Any] = {"workers": 0, "max_rejects": 1}
@@ -44,10 +44,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ):
         recipe = make_recipe(name, fit)
         convert(example_source(target, fields, missing=(3,)), root / name, recipe, **settings)
-        if name != "dali":
-            convert(
-                example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings
-            )
         paths.append(root / name)
     return paths
 
@@ -91,13 +87,6 @@ def inspect(path: Path) -> None:
     inspection.write_html(open_dataset(path), path.with_name("page.html"))
 
 
-def update(path: Path) -> None:
-    manifest = open_dataset(path).manifest
-    options = SourceOptions.from_json(manifest.source_options)
-    source = example_source(manifest.target, missing=(3, 4))
-    convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
-
-
 USES: dict[str, Callable[[Path], object]] = {
     "full": partial(load, shuffle="full"),
     "window": partial(load, shuffle="window", augment="train"),
@@ -108,7 +97,13 @@ USES: dict[str, Callable[[Path], object]] = {
     "convert": lambda path: convert(
         path, path.with_name("again"), Recipe(format="shards", size=8), workers=0
     ),
-    "update": update,
+    "without": lambda path: convert(
+        example_source("none"),
+        path.with_name("again"),
+        make_recipe("shards", "crop"),
+        workers=0,
+        without=[path],
+    ),
 }
 
 

@@ -14,14 +14,12 @@ import pytest
 from loaders import ImageDataset
 from loaders.dataset import SplitData, open_split
 from loaders.read.integrity import SampleCheck
-from precache import convert, open_dataset
+from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import SampleIndex, index_name, write_index
+from precache.dataset.index import INDEX_NAME, SampleIndex, write_index
 from precache.dataset.manifest import write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError
-from tests.conftest import small_recipe
-from tests.precache.sources.examples import example_source
 
 SAMPLES, SHARDS = 2_000_000, 2_000
 
@@ -49,7 +47,7 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "paths": Column(np.empty(0, np.uint8), np.zeros(SAMPLES, np.int64)),
     }
     empty = np.empty(0, np.int64)
-    source = {"source:bytes": empty, "source:modified_ns": empty, "source:checksums": empty.astype(np.uint64)}
+    source = {"source:modified_ns": empty, "source:checksums": empty.astype(np.uint64)}
     index = write_index(path, SampleIndex(columns), {**table.arrays(), **source})
     classes = {"classes": ("even", "odd"), "samples_per_class": {"train": (SAMPLES // 2,) * 2}}
     write_manifest(path, replace(manifest, shards=table, index=index, scanned=SAMPLES, **classes))
@@ -99,42 +97,20 @@ def test_a_replaced_index_stays_mapped_as_it_was(converted: dict[str, Path], tmp
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     data = open_split(path, "train")
     (path / "other").write_bytes(bytes(open_dataset(path).manifest.index.bytes))
-    (path / "other").replace(path / index_name())
+    (path / "other").replace(path / INDEX_NAME)
     expected = open_split(converted["shards"], "train")
     assert data.index.names == expected.index.names
     for name in data.index.names:
         assert data.index[name].content() == expected.index[name].content()
     assert data.path_at(3) == expected.path_at(3)
-    with pytest.raises(DatasetError, match=str(path / index_name())):
+    with pytest.raises(DatasetError, match=str(path / INDEX_NAME)):
         open_split(path, "train")
 
 
 def test_a_truncated_index_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
-    content = (path / index_name()).read_bytes()
+    content = (path / INDEX_NAME).read_bytes()
     for length in (0, 7, 8, len(content) // 2, len(content) - 1):
-        (path / index_name()).write_bytes(content[:length])
-        with pytest.raises(DatasetError, match=str(path / index_name())):
+        (path / INDEX_NAME).write_bytes(content[:length])
+        with pytest.raises(DatasetError, match=str(path / INDEX_NAME)):
             open_dataset(path)
-
-
-@pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
-def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: Path) -> None:
-    """Shards of a split do not follow one another any more after updates."""
-    recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
-    settings = {"workers": 0, "max_rejects": 1}
-    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **settings)
-    for missing in ((3, 5), (8,)):
-        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **settings)
-    dataset = open_dataset(tmp_path / "out")
-    table = dataset.manifest.shards
-    whole = dataset.read_index(removed=True)
-    for split in ("train", "val"):
-        assert not isinstance(table.rows_of_split(split), range)
-        data, index = open_split(tmp_path / "out", split), dataset.read_index(split)
-        rows = np.flatnonzero(np.repeat(table.split_mask(split), table.samples) & whole.served)
-        for name in whole.names:
-            expected = whole[name].select(rows).content()
-            assert data.index[name].content() == index[name].content() == expected
-        assert data.ids[:].tolist() == data.index.select(np.arange(len(data))).ids.tolist()
-        assert [data.path_at(row) for row in range(len(data))] == [whole.path(row) for row in rows]

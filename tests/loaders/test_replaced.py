@@ -111,14 +111,6 @@ def touch(place: Place) -> None:
         os.utime(path)
 
 
-def update(place: Place) -> None:
-    """Update the dataset twice: a picture is removed, and a class added that sorts before all others."""
-    (place.tree / "a" / "00.png").unlink()
-    place.convert(update=True)
-    shutil.copytree(place.tree / "b", place.tree / "0")
-    place.convert(update=True)
-
-
 REPLACED: dict[str, Callable[[Place], Any]] = {
     "overwritten": overwrite,
     "removed": lambda place: shutil.rmtree(place.folder),
@@ -131,7 +123,7 @@ RESTORED: dict[str, Callable[[Place], Any]] = {
     "the same converted anew": convert_the_same,
     "moved there and back": lambda place: place.folder.rename(place.elsewhere).rename(place.folder),
 }
-STILL_OPEN: dict[str, Callable[[Place], Any]] = {"touched": touch, "updated": update}
+STILL_OPEN: dict[str, Callable[[Place], Any]] = {"touched": touch}
 CHANGES = {**REPLACED, **RESTORED, **STILL_OPEN}
 READERS = [
     *(pytest.param("shards", "shards", shuffle, id=f"shards-{shuffle}") for shuffle in (True, "window")),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
-from precache.plan import ExistingSamples, plan_conversion, plan_update, split_samples
+from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleRef, Samples
 
@@ -149,38 +149,3 @@ def test_shares_divide_only_samples_of_a_single_split(source: tuple[str, ...]) -
         assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"a": 10, "b": 10}
     plan = plan_conversion(samples, recipe())
     assert {shard.split for shard in plan.shards} == ({"train"} if source == ("",) else {*source})
-
-
-def test_updates_keep_the_shares_of_splits_and_name_no_shard_twice() -> None:
-    """Updates here add one to three samples each."""
-    labels_of: dict[str, np.ndarray] = {}
-    next_shards: dict[str, int] = {}
-    names: list[str] = []
-    for update in range(1, 121):
-        labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        samples = Samples.from_refs(
-            [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
-        )
-        existing = ExistingSamples(update=update, next_shards=next_shards, labels=labels_of)
-        plan = plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), existing)
-        for shard in plan.shards:
-            names.append(shard.name)
-            next_shards[shard.split] = next_shards.get(shard.split, 0) + 1
-            before = labels_of.get(shard.split, labels[:0])
-            labels_of[shard.split] = np.concatenate((before, labels[shard.rows]))
-        for label in range(3):
-            counts = [np.count_nonzero(labels_of.get(split, labels[:0]) == label) for split in ("a", "b")]
-            assert abs(counts[0] - 0.7 * sum(counts)) <= 1
-    assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(next_shards[split])]
-
-
-def test_an_update_fills_first_the_splits_that_lost_samples() -> None:
-    existing = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
-    samples = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
-    plan = plan_update(samples, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), existing)
-    assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}
-
-
-def test_an_update_without_new_samples_plans_no_shard() -> None:
-    existing = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
-    assert not plan_update(SAMPLES, np.arange(0), recipe(), existing).shards

@@ -12,7 +12,7 @@ import torch
 
 from loaders import Loader
 from precache import open_dataset
-from precache.dataset.index import index_name
+from precache.dataset.index import INDEX_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS
@@ -95,7 +95,7 @@ def read_all(path: Path) -> None:
         ids_of(loader)
 
 
-@pytest.mark.parametrize("file", [MANIFEST_NAME, index_name()])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME])
 def test_one_changed_bit_of_manifest_or_index_raises_dataset_error(
     file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_one_changed_bit_of_manifest_or_index_raises_dataset_error(
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("file", [MANIFEST_NAME, index_name(), "shard"])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME, "shard"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_pipe_folder_or_link_in_place_of_a_file_raises_dataset_error(
     name: str, file: str, converted: dict[str, Path], tmp_path: Path

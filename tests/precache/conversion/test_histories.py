@@ -1,4 +1,4 @@
-"""Random histories of a folder: conversions, stops, updates and overwrites lose nothing.
+"""Random histories of a folder: conversions, also `--without` others, stops and overwrites lose nothing.
 
 After any history a command ends with the bytes of an undisturbed conversion, or refuses and changes nothing.
 At each moment DST is the dataset before the command or the one after it, and the user's files, in it and
@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from precache import PrecacheError, Recipe, convert, open_dataset, verify
-from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.urls import Location
 from tests.faults.trees import make_tree
@@ -43,6 +42,8 @@ INSIDE = (
 )  # fmt: skip
 BESIDE = "out.old/thesis.txt", "out.new/dataset.json", ".out.0123456789abcdef.precache/thesis.txt", "out.lock"
 _trees: list[Path] = []
+_held: list[str] = []
+"""Datasets whose pictures a command `without` leaves out: one of the first version of the tree."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,12 +59,13 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         (tree / "000.class" / f"broken-{number}.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
         shutil.copytree(tree / "002.class", tree / f"00{number + 2}.new")
     _trees[:] = [root / f"{number}" for number in range(VERSIONS)]
+    _held[:] = [str(root / "held")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(root))  # apart from the staging folders of other processes
         patch.setattr(os, "fsync", lambda descriptor: None)
+        convert(_trees[0], root / "held", RECIPES["shards"], workers=0)
         yield
     afresh.cache_clear()
-    updated.cache_clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +73,12 @@ class Dataset:
     """A finished dataset of a version of the tree.
 
     Attributes:
+        kind: `convert`, or `without` if it lacks what other datasets hold.
         files: contents of all its files.
         needed: names of the files that readers need.
     """
 
+    kind: str
     recipe: str
     version: int
     files: Contents
@@ -85,32 +89,26 @@ class Dataset:
 
 
 def execute(kind: str, recipe: str, version: int, place: Location) -> None:
-    options = {} if kind == "convert" else {kind: True}
-    convert(_trees[version], place, RECIPES[recipe], workers=0, max_rejects=0.5, **options)
+    convert(
+        _trees[version],
+        place,
+        RECIPES[recipe],
+        workers=0,
+        max_rejects=0.5,
+        overwrite=kind == "overwrite",
+        without=_held if kind == "without" else [],
+    )
 
 
-def undisturbed(kind: str, recipe: str, version: int, base: Dataset | None = None) -> Dataset:
-    """Return the dataset that a command makes of `base` in a folder of its own."""
+@cache
+def afresh(kind: str, recipe: str, version: int) -> Dataset:
+    """Return the dataset that a command makes in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        out = put(Path(folder, "out"), base.files if base else {})
+        out = Path(folder, "out")
         execute(kind, recipe, version, out)
         assert verify(out) == []
         needed = {MANIFEST_NAME, *(file.name for file in open_dataset(out).manifest.files)}
-        files, old = contents(out), base.files if base else {}
-        older = old.keys() - base.needed if base else set()  # replaced by an update, removed by the next
-        assert files == old or not files.keys() & older - {REJECTED_NAME}
-        return Dataset(recipe, version, files, frozenset(needed))
-
-
-@cache
-def afresh(recipe: str, version: int) -> Dataset:
-    return undisturbed("convert", recipe, version)
-
-
-@cache
-def updated(base: Dataset, version: int) -> Dataset:
-    dataset = undisturbed("update", base.recipe, version, base)
-    return base if dataset.files == base.files else dataset
+        return Dataset(kind, recipe, version, contents(out), frozenset(needed))
 
 
 class Histories(RuleBasedStateMachine):
@@ -120,7 +118,7 @@ class Histories(RuleBasedStateMachine):
         data: folder in which DST, `out`, is; files are named by their paths below it.
         mine: the user's files.
         bases: finished datasets that may be in DST, None for no dataset; several only during a swap.
-        begun: recipe and version of conversions that may be unfinished in DST.
+        begun: kind, recipe and version of conversions that may be unfinished in DST.
         stopped: kinds of commands whose leftovers may be in DST or beside it.
     """
 
@@ -132,7 +130,7 @@ class Histories(RuleBasedStateMachine):
         self.version = 0
         self.mine: Contents = {}
         self.bases: list[Dataset | None] = [None]
-        self.begun: set[tuple[str, int]] = set()
+        self.begun: set[tuple[str, str, int]] = set()
         self.stopped: set[str] = set()
 
     # Steps of a history.
@@ -159,7 +157,7 @@ class Histories(RuleBasedStateMachine):
                 os.removedirs((self.data / name).parent)
 
     @rule(
-        kind=st.sampled_from(("convert", "overwrite", "update")),
+        kind=st.sampled_from(("convert", "overwrite", "without")),
         recipe=st.sampled_from(("shards", "shards", "webdataset")),
         stops=st.lists(st.tuples(st.integers(0, 999), st.sampled_from(("kill", *WAYS))), max_size=3),
         is_run_again=st.sampled_from((True, True, False)),
@@ -196,7 +194,7 @@ class Histories(RuleBasedStateMachine):
         if stop.where:  # the next run removes what an error of the disk has left
             self.stopped.add(kind)
             assert error is not None or stop.way == "error"
-        this = (recipe, self.version)
+        this = ("without" if kind == "without" else "convert", recipe, self.version)
         if error is None:
             assert not is_foreign
             assert len(self.bases) == 1
@@ -204,20 +202,16 @@ class Histories(RuleBasedStateMachine):
             self.begun.clear()
             if self.bases == before and kind != "overwrite" and not has_waiting:
                 assert self.modification_times() == times, "was written again"
-            if not stop.where:
-                self.check_leftovers(kind, before)
+            if not stop.where and (
+                before == [None] or kind == "overwrite" or "overwrite" not in self.stopped
+            ):
+                self.check_nothing_else()
         elif stop.where:
             self.begun |= {this} if None in before else set()
         else:
             others = self.begun - {this} if None in before and kind != "overwrite" else set()
             assert None in results or others or self.inside(), error
             assert "\n" not in str(error)
-
-    def check_leftovers(self, kind: str, before: list[Dataset | None]) -> None:
-        """Check that leftovers of stopped commands are gone, unless this command does not continue those."""
-        is_new = before == [None] or kind == "overwrite"
-        if is_new or not ("overwrite" in self.stopped or ("update" in self.stopped and kind == "convert")):
-            self.check_nothing_else(as_before=self.bases == before)
 
     def update_bases(self, possible: list[Dataset | None]) -> None:
         """Find out which of the `possible` datasets is in DST, and set `bases`."""
@@ -231,20 +225,12 @@ class Histories(RuleBasedStateMachine):
             whole += [base for base in possible if base is not None and base not in whole]
         self.bases = [*whole] or [None]
 
-    def check_nothing_else(self, as_before: bool) -> None:
-        """Check that DST holds the dataset and the user's files, and that nothing is beside it.
-
-        A dataset `as_before` may lack files that no reader needs, and that a stopped update has removed.
-        """
+    def check_nothing_else(self) -> None:
+        """Check that DST holds the dataset and the user's files, and that nothing is beside it."""
         self.stopped.clear()
         (base,) = self.bases
         dataset = {f"out/{name}": content for name, content in base.files.items()} if base else {}
-        files, expected = contents(self.data), {**dataset, **self.mine}
-        if as_before:
-            expected = {name: content for name, content in expected.items() if name in files}
-            name = f"out/{REJECTED_NAME}"
-            expected[name] = files[name] = files.get(name, b"")
-        assert files == expected
+        assert contents(self.data) == {**dataset, **self.mine}
         folders = {path for path in self.data.rglob("*") if path.is_dir()}
         assert {path for path in folders if not any(path.iterdir())} <= {self.place}
 
@@ -269,11 +255,13 @@ class Histories(RuleBasedStateMachine):
 
     def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
         """Return the dataset in DST after the command, if `base` was there; None if it refuses."""
-        if base is None or kind == "overwrite":
-            return afresh(recipe, self.version)
-        if kind == "convert":
-            return base if (base.recipe, base.version) == (recipe, self.version) else None
-        return updated(base, self.version) if base.recipe == recipe else None
+        if kind == "without" and self.version == 0:  # the other dataset holds all pictures
+            return None
+        if kind == "overwrite":
+            return afresh("convert", recipe, self.version)
+        if base is None:
+            return afresh(kind, recipe, self.version)
+        return base if (base.kind, base.recipe, base.version) == (kind, recipe, self.version) else None
 
     def modification_times(self) -> dict[str, int]:
         """Return the modification time of each file that readers of the dataset need."""
@@ -297,10 +285,7 @@ def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> Non
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
 @pytest.mark.parametrize(
     "kind",
-    [
-        *("convert", "overwrite", "overwrite what was stopped", "overwrite a stopped update"),
-        *("update", "update a stopped update"),
-    ],
+    ["convert", "without", "overwrite", "overwrite what was stopped"],
 )
 def test_a_conversion_stopped_at_any_change_is_completed(kind: str, step: int) -> None:
     """The command is stopped at every `step`th change of a file, and then run again."""
@@ -308,12 +293,9 @@ def test_a_conversion_stopped_at_any_change_is_completed(kind: str, step: int) -
         machine = Histories()
         machine.belongings_beside()
         command, recipe = kind.split(maxsplit=1)[0], "shards"
-        if kind != "convert":
+        if command == "overwrite":
             machine.attempt("convert", "shards", Stop(40 if "what was stopped" in kind else 0))
-            machine.source_changes()
-        if "update" in kind:  # the update before the command: a whole one, or a stopped one
-            machine.attempt("update", "shards", Stop(40 if "stopped" in kind else 0))
-        if command == "update":
+        if command != "convert":
             machine.source_changes()
         if "what was stopped" in kind:
             recipe = "webdataset"

@@ -84,21 +84,6 @@ def test_duplicates_across_splits_and_labels_are_listed_first(name: str, tree: P
     assert list_groups(dataset) == GROUPS
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_copies_that_an_update_removes_are_no_duplicates(name: str, tree: Path, tmp_path: Path) -> None:
-    make(tree, tmp_path / "out", name)
-    (tree / "train/dog/c.png").unlink()
-    (tree / "train/dog/b.png").unlink()
-    (tree / "val/dog/a.png").write_bytes((tree / "train/cat/a.png").read_bytes())
-    updated = make(tree, tmp_path / "out", name, update=True)
-    duplicates = updated.find_duplicates()
-    assert (len(duplicates), duplicates.in_splits, duplicates.in_labels) == (2, 1, 2)
-    assert list_groups(updated) == [
-        ["train/cat/a copy.png", "train/cat/a.png", "val/dog/a.png"],
-        ["val/cat/c.png", "val/dog/c, again.png"],
-    ]
-
-
 def test_write_duplicates_raises_for_a_file_in_a_missing_folder(tree: Path, tmp_path: Path) -> None:
     dataset = make(tree, tmp_path / "out")
     with pytest.raises(SettingError, match=f"^{tmp_path}/gone/x.csv: "):

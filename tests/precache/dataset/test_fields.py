@@ -58,5 +58,5 @@ def test_safetensors_opens_the_index(tmp_path: Path) -> None:
         assert np.array_equal(arrays[name], column.values), name
         assert column.ends is None or np.array_equal(arrays[f"ends:{name}"], column.ends), name
     assert np.array_equal(arrays["shard:samples"], dataset.manifest.shards.samples)
-    assert np.array_equal(arrays["source:bytes"], dataset.read_source_state().bytes)
+    assert np.array_equal(arrays["source:checksums"], dataset.read_source_state().checksums)
     assert arrays["rejected:ids"].tolist() == [3]

@@ -46,7 +46,9 @@ def test_open_dataset_refuses_a_split_of_this_name(
 
 CONSUMERS: dict[str, Callable[[Path, Path, Url], object]] = {
     "read": lambda path, tree, url: convert(path, path.with_name("new"), small_recipe("dali"), workers=0),
-    "update": lambda path, tree, url: convert(tree, path, small_recipe("shards"), workers=0, update=True),
+    "without": lambda path, tree, url: convert(
+        tree, path.with_name("new"), small_recipe("shards"), workers=0, without=[path]
+    ),
     "overwrite": lambda path, tree, url: convert(tree, path, small_recipe("dali"), workers=0, overwrite=True),
     "pull": lambda path, tree, url: pull(url, path.with_name("new")),
     "push": lambda path, tree, url: push(path, url / "other"),

@@ -26,28 +26,23 @@ from tests.precache.sources.tars import put
 
 @pytest.fixture(scope="module")
 def states(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a dataset, `earlier`, and an `update` of it; and `another` dataset, of fewer shards."""
+    """Make a dataset, `one`, and `another`, of fewer shards."""
     root = tmp_path_factory.mktemp("states")
-    shutil.copytree(raw_tree, root / "tree")
+    convert(raw_tree, root / "one", small_recipe("shards"), workers=0)
     convert(raw_tree, root / "another", small_recipe("shards", shard_bytes=1 << 30), workers=0)
-    convert(root / "tree", root / "update", small_recipe("shards"), workers=0)
-    shutil.copytree(root / "update", root / "earlier")
-    picture = next((root / "tree").rglob("*.jpg"))
-    shutil.copy(picture, picture.with_name("new.jpg"))
-    convert(root / "tree", root / "update", small_recipe("shards"), workers=0, update=True)
-    return {path.name: path for path in root.iterdir() if path.is_dir() and path.name != "tree"}
+    return {path.name: path for path in (root / "one", root / "another")}
 
 
 def dataset_files(folder: Path) -> dict[str, bytes]:
-    """Read the manifest and the files that it names; an updated folder has files of earlier states, too."""
+    """Read the manifest and the files that it names."""
     names = [MANIFEST_NAME, *(file.name for file in open_dataset(folder).manifest.files)]
     return {name: (folder / name).read_bytes() for name in names}
 
 
 def names_to_copy(states: dict[str, Path], before: str) -> list[str]:
-    """Names of the first and the last file that `update` has and the state `before` has not."""
+    """Names of the first and the last file that `one` has and the state `before` has not."""
     present = contents(states[before]) if before in states else {}
-    names = sorted(set(contents(states["update"])) - set(present) - {MANIFEST_NAME})
+    names = sorted(set(contents(states["one"])) - set(present) - {MANIFEST_NAME})
     return [names[0], names[-1]]
 
 
@@ -78,17 +73,6 @@ def test_push_that_fails_at_any_request_leaves_a_whole_dataset_or_none(
     assert files_of_states[path].items() <= present.items()
 
 
-def test_push_and_pull_of_an_update_copy_only_what_is_new(
-    states: dict[str, Path], bucket: Url, tmp_path: Path
-) -> None:
-    url, copy = bucket / "set", tmp_path / "copy"
-    for state in ("earlier", "update"):
-        transfer = push(states[state], url)
-        pull(url, copy)
-        assert contents(copy) == contents(states[state])
-    assert 0 < transfer.sent_files < transfer.files
-
-
 def test_repeated_push_and_pull_have_nothing_to_do(
     states: dict[str, Path], bucket: Url, tmp_path: Path
 ) -> None:
@@ -100,7 +84,7 @@ def test_repeated_push_and_pull_have_nothing_to_do(
 
 
 def test_push_refuses_to_replace_another_dataset(states: dict[str, Path], bucket: Url) -> None:
-    push(states["earlier"], bucket / "set")
+    push(states["one"], bucket / "set")
     with pytest.raises(DatasetError) as raised:
         push(states["another"], bucket / "set")
     assert raised.value.path == bucket / "set"
@@ -110,7 +94,7 @@ def test_push_refuses_to_replace_another_dataset(states: dict[str, Path], bucket
 def test_push_with_overwrite_replaces_another_dataset(states: dict[str, Path], bucket: Url) -> None:
     """Replace an object of equal size, too, which the push of another dataset has left."""
     url = bucket / "set"
-    push(states["earlier"], url)
+    push(states["one"], url)
     name = next(states["another"].glob("train-*")).name
     ObjectStore(url).put(name, bytes((states["another"] / name).stat().st_size), crc32c="0badc0de")
     push(states["another"], url, overwrite=True)
@@ -118,7 +102,7 @@ def test_push_with_overwrite_replaces_another_dataset(states: dict[str, Path], b
 
 
 @pytest.mark.parametrize(
-    ("before", "overwrite"), [("nothing", True), ("earlier", False), ("no manifest of ours", True)]
+    ("before", "overwrite"), [("nothing", True), ("another", True), ("no manifest of ours", True)]
 )
 def test_push_refuses_to_replace_objects_it_did_not_send(
     before: str, overwrite: bool, states: dict[str, Path], bucket: Url
@@ -132,7 +116,7 @@ def test_push_refuses_to_replace_objects_it_did_not_send(
             store.put(name, content)
         present = objects(bucket / "set")
         with pytest.raises(DatasetError, match=f"^{bucket}/set.*{min(names)}"):
-            push(states["update"], bucket / "set", overwrite=overwrite)
+            push(states["one"], bucket / "set", overwrite=overwrite)
         assert objects(bucket / "set") == present
 
 
@@ -157,24 +141,20 @@ def test_push_replaces_an_unfinished_conversion_only_with_overwrite(
     assert objects(bucket / "set").items() >= contents(states["another"]).items()
 
 
-@pytest.mark.parametrize("before", ["unfinished", "earlier"])
 def test_pull_refuses_to_replace_files_it_did_not_fetch(
-    before: str, states: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
+    states: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
-    """Continue from an unfinished pull, or from an earlier state, once these files are gone."""
-    push(states["update"], bucket / "set")
+    """Continue from an unfinished pull once these files are gone."""
+    push(states["one"], bucket / "set")
     folder = tmp_path / "copy"
-    if before == "earlier":
-        shutil.copytree(states["earlier"], folder)
-    else:
-        storage.plan = lambda seen: "expired" if "/train-00003" in seen.path else None
-        with pytest.raises(StorageError, check=lambda error: "credentials" in error.remedy):
-            pull(bucket / "set", folder)
-        storage.plan = lambda seen: None
-        assert not (folder / MANIFEST_NAME).exists()
-    present = dataset_files(states["update"]).keys() & contents(folder).keys() - {MANIFEST_NAME}
+    storage.plan = lambda seen: "expired" if "/train-00003" in seen.path else None
+    with pytest.raises(StorageError, check=lambda error: "credentials" in error.remedy):
+        pull(bucket / "set", folder)
+    storage.plan = lambda seen: None
+    assert not (folder / MANIFEST_NAME).exists()
+    present = contents(folder).keys()
     assert present
-    for name in names_to_copy(states, before):
+    for name in names_to_copy(states, "nothing"):
         if name not in present:
             (folder / name).write_text("mine")
             unchanged = contents(folder)
@@ -183,19 +163,16 @@ def test_pull_refuses_to_replace_files_it_did_not_fetch(
             assert contents(folder) == unchanged
             (folder / name).unlink()
     temporary_path(folder / "train-00000.safetensors").touch()  # as a killed process leaves it
-    mine = {"mine.txt": b"mine"} if before == "earlier" else {}
-    put(folder, mine)
     transfer = pull(bucket / "set", folder)
     assert transfer.sent_files == transfer.files - len(present)
-    assert dataset_files(folder) == dataset_files(states["update"])
-    assert mine.items() <= contents(folder).items()
+    assert contents(folder) == contents(states["one"])
 
 
 @pytest.mark.parametrize("content", ["another dataset", "shards without a manifest", "a file of the user's"])
 def test_pull_refuses_a_folder_with_other_files(
     content: str, states: dict[str, Path], grey: dict[str, Path], bucket: Url, tmp_path: Path
 ) -> None:
-    push(states["earlier"], bucket / "set")
+    push(states["one"], bucket / "set")
     folder = tmp_path / "folder"
     if content == "a file of the user's":
         put(folder, {"mine.txt": b"mine"})
@@ -225,20 +202,17 @@ def test_push_and_pull_ignore_the_users_file_named_rejected_csv(
 def test_commands_refuse_to_replace_the_users_file_named_rejected_csv(
     states: dict[str, Path], bucket: Url, tree: Path, tmp_path: Path
 ) -> None:
-    folder = put(Path(shutil.copytree(states["earlier"], tmp_path / "folder")), {REJECTED_NAME: b"mine"})
+    mine = {REJECTED_NAME: b"mine"}
+    finished = put(Path(shutil.copytree(states["one"], tmp_path / "finished")), mine)
     next(tree.rglob("*.jpg")).with_name("new.jpg").write_bytes(b"")
-    rejecting = Path(shutil.copytree(states["earlier"], tmp_path / "rejecting"))
-    update = {"update": True, "max_rejects": 0.5}
-    convert(tree, rejecting, small_recipe("shards"), workers=0, **update)
-    push(rejecting, bucket / "set")
-    for act in (
-        lambda: convert(tree, folder, small_recipe("shards"), workers=0, **update),
-        lambda: convert(tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True),
-        lambda: pull(bucket / "set", folder),
-    ):
-        with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
-            act()
-        assert contents(folder) == {**contents(states["earlier"]), REJECTED_NAME: b"mine"}
+    convert(tree, tmp_path / "rejecting", small_recipe("shards"), workers=0, max_rejects=0.5)
+    push(tmp_path / "rejecting", bucket / "set")
+    with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
+        convert(tree, finished, small_recipe("shards", size=32), workers=0, overwrite=True)
+    assert contents(finished) == {**contents(states["one"]), **mine}
+    with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
+        pull(bucket / "set", put(tmp_path / "empty", mine))
+    assert contents(tmp_path / "empty") == mine
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

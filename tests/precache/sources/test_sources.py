@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ from tests.precache.sources.tars import (
     scan_of,
     spoil_tar,
 )
+
+_ADDED = 11
+"""Pictures that a source gets after it was converted."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +318,34 @@ def check_conversion(kind: SourceKind, made: Any, converted: Path, out: Path) ->
     assert (report.problems, report.samples) == ((), done.manifest.samples)
 
 
+def check_growth(kind: SourceKind, place: Path, files: Files, folder: Path) -> None:
+    """Check that what a source got since a conversion is converted `without` that, and nothing else is."""
+    names = sorted(files)
+    place.mkdir()
+    made = kind.make({name: files[name] for name in names[:-_ADDED]}, place)
+    recipe = small_recipe("shards", splits="train=0.7,val=0.3")
+    convert(made, folder / "first", recipe, workers=0, **kind.options)
+    shutil.rmtree(place)
+    place.mkdir()
+    made = kind.make(files, place)
+    scan = kind.open(made).scan()
+    options = {**kind.options, "without": [folder / "first"]}
+    done = convert(made, folder / "more", recipe, workers=0, **options)
+    assert done.published
+    assert not convert(made, folder / "more", recipe, workers=0, **options).published
+    assert done.manifest.classes == scan.classes
+    assert done.manifest.scanned == _ADDED
+    first, more = (open_dataset(folder / name).read_index() for name in ("first", "more"))
+    label_of = {more.path(row): int(more.labels[row]) for row in range(len(more))}
+    assert label_of == {ref.path: ref.label for ref in [*scan.samples][-_ADDED:]}
+    assert sorted([*label_of, *(first.path(row) for row in range(len(first)))]) == [
+        *scan.samples.list_paths()
+    ]
+    assert sorted(more.ids.tolist()) == [*range(_ADDED)]
+    assert [more.path(row) for row in np.argsort(more.ids)] == [ref.path for ref in scan.samples][-_ADDED:]
+    assert verify_deep(folder / "more", made, workers=0).problems == ()
+
+
 def _state(place: Location) -> Any:
     """Return what would change if something were written to this place."""
     if isinstance(place, Url):
@@ -344,6 +376,8 @@ def test_every_source_keeps_the_contract(
                 kind.open(made, **{name: value}).scan()
     if kind.is_converted:
         check_conversion(kind, made, converted["shards"], tmp_path / "out")
+        if not kind.at_url:
+            check_growth(kind, place / "growing", files, tmp_path / "datasets")
     if kind.change is not None:
         kind.change(made, scan.samples[1].path)
         with pytest.raises(SourceError, match="changed") as raised:

@@ -1,20 +1,22 @@
 """Notebook that starts a training on SageMaker, run with stand-ins of S3 and SageMaker."""
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import run as torchrun
 
-from bench.sagemaker.train import training_options
-from loaders.examples import common
+from loaders.examples.train import make_parser
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
-from tests.bench.sagemaker.test_train import write_job
+from tests.bench.sagemaker.test_train import make_programs, sagemaker_variables
 from tests.cloud.storages import serve_http
 from tests.command import ROOT
 
@@ -69,7 +71,7 @@ def test_the_notebook_starts_a_training_with_a_role_and_a_bucket(
     namespace: dict[str, Any] = {}
     # building a wheel needs the network; tests/test_packaging.py builds it
     replacements = {
-        WHEEL: "mkdir dist; touch dist/precache-0-py3-none-any.whl",
+        WHEEL: f"cp {NOTEBOOK.parent}/train.sh .; mkdir dist; touch dist/precache-0-py3-none-any.whl",
         "precache push": '"$PYTHON" -m precache push',
     }
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
@@ -85,15 +87,34 @@ def test_the_notebook_starts_a_training_with_a_role_and_a_bucket(
             exec(compile(text, str(NOTEBOOK), "exec"), namespace)
     job = boto3.client("sagemaker").describe_training_job(TrainingJobName=namespace["JOB"])
     assert job["CheckpointConfig"]["LocalPath"] == "/opt/ml/checkpoints"
-    sources = {
-        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
-        for channel in job["InputDataConfig"]
-    }
-    assert "dataset.json" in list_names(sources["train"])
-    assert list_names(sources["code"]) == ["precache-0-py3-none-any.whl"]
-    ml = write_job(tmp_path / "ml", channels=sources, hyperparameters=job["HyperParameters"])
-    args = common.parser("train", "").parse_args(training_options(ml))
-    assert (args.path, args.out) == (f"{ml}/input/data/train", ml / "checkpoints")
+    (channel,) = job["InputDataConfig"]
+    assert channel["ChannelName"] == "train"
+    assert "dataset.json" in list_names(channel["DataSource"]["S3DataSource"]["S3Uri"])
+    check_code(job["HyperParameters"], bucket.name, tmp_path / "code")
+
+
+def check_code(hyperparameters: dict[str, str], bucket: str, folder: Path) -> None:
+    """Run the program of a job, as the training toolkit does, with stand-ins of pip and torchrun."""
+    import boto3
+
+    archive = hyperparameters.pop("sagemaker_submit_directory").removeprefix(f"s3://{bucket}/")
+    program, _ = (hyperparameters.pop(f"sagemaker_{name}") for name in ("program", "region"))
+    body = boto3.client("s3").get_object(Bucket=bucket, Key=archive)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as opened:
+        opened.extractall(folder, filter="data")
+    print_words = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"
+    environment = make_programs(folder, pip=print_words, torchrun=print_words)
+    environment |= sagemaker_variables(folder, "algo-1", ["algo-1"], folder / "data")
+    words = [word for name, value in hyperparameters.items() for word in (f"--{name}", value)]
+    printed = subprocess.run(
+        [folder / program, *words], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert printed[:3] == ["install", "--quiet", "./precache-0-py3-none-any.whl[loaders]"]
+    launched = torchrun.parse_args(printed[3:])
+    assert (launched.nnodes, launched.node_rank, launched.nproc_per_node) == ("1", 0, "1")
+    args = make_parser("train", "").parse_args(launched.training_script_args)
+    assert (args.path, args.out, args.resume) == (f"{folder}/data", folder / "checkpoints", True)
+    assert (args.batch_size, args.bf16) == (256, True)
 
 
 def list_names(url: str) -> list[str]:

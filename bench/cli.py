@@ -10,11 +10,9 @@ from precache.cli import commandline
 from precache.errors import SettingError
 
 COMMANDS = {
-    "accuracy": "bench.commands.accuracy",
     "loaders": "bench.commands.loaders",
     "recommend": "bench.commands.recommend",
     "quickstart": "bench.commands.quickstart",
-    "convert": "bench.commands.convert",
     "hardware": "bench.commands.hardware",
     "report": "bench.commands.report",
     "watch": "bench.commands.watch",

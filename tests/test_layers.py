@@ -37,7 +37,7 @@ FLOORS = {
     " | sources | plan engines | example_data sharing | conversion | cli",
     "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
     " | converting mixture frameworks | image_dataset | loader | build | examples",
-    "bench": "report | machine | watch | peers | measure | commands lab",
+    "bench": "report | machine | watch | measure | commands lab",
 }
 """Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""
 ABOVE = {"precache": {"loaders", "bench", "torch", "torchvision"}, "loaders": {"bench"}, "bench": set[str]()}

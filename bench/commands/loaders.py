@@ -1,8 +1,6 @@
 """Command `bench loaders`: compares loaders, alone and feeding a trainer, by workers, batch size or ranks."""
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,60 +8,18 @@ import click
 from bench.commands.options import PATH, PLACE, parse_numbers, price_option, run_options, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
-from bench.measure.candidates import Candidate, choose_candidates
+from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.peers import PeerCandidate, choose_peers, limit_candidates
 from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from bench.peers.libraries import PEERS
 from precache.cli import commandline
-from precache.cli.commandline import combine_options
 from precache.engines import available_cpus
-from precache.errors import SettingError, check_range
-from precache.recipe import FORMAT_NAMES
+from precache.errors import check_range
 from precache.storage.urls import Location
 
 DATA = Path("data")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerOptions:
-    """Options that choose loaders of other libraries to compare with.
-
-    Attributes:
-        against: names of `bench.peers.libraries.PEERS`, separated by commas.
-        peer_python: the Python interpreter that has their packages.
-        peer_data: folder in which data of their own formats is written.
-    """
-
-    against: str
-    peer_python: str
-    peer_data: Path
-
-
-peer_options = combine_options(
-    "peer_options",
-    PeerOptions,
-    {
-        "against": click.option(
-            "--against", default="", help=f"Compare with loaders of other libraries: {', '.join(PEERS)}."
-        ),
-        "peer_python": click.option(
-            "--peer-python",
-            default=sys.executable,
-            help="Python that has the packages of --against.  [default: this one]",
-        ),
-        "peer_data": click.option(
-            "--peer-data",
-            type=PATH,
-            default=DATA / "peers",
-            show_default=True,
-            help="Folder where the data of --against is written once.",
-        ),
-    },
-)
 
 
 @click.command(
@@ -102,7 +58,6 @@ peer_options = combine_options(
     metavar="FOLDER",
     help="Profile ten steps of one loader instead; write the trace into FOLDER.",
 )
-@peer_options
 @price_option
 @output_options
 def command(
@@ -113,7 +68,6 @@ def command(
     settings: Settings,
     ranks: int | None,
     profile_path: Path | None,
-    peer_options: PeerOptions,
     gpu_price: float | None,
     output: Output,
 ) -> None:
@@ -129,10 +83,7 @@ def command(
     and of both together, each time in a process of its own, and says what the bottleneck is and what
     would fix it. Several --workers or --batch-size: each combination is a row, and the answer names the
     fewest workers and the smallest batch that keep the trainer busy. Runs are kept in --json FILE: the
-    same command goes on where it was stopped.
-
-    Other libraries' loaders (--against) run alone.
-    """
+    same command goes on where it was stopped."""
     batch_sizes = parse_numbers("--batch-size", batch_size)
     counts = parse_numbers("--workers", workers) if workers is not None else (available_cpus(),)
     for size in batch_sizes:
@@ -156,31 +107,8 @@ def command(
             comparison = Comparison(
                 candidates=candidates,
                 settings=settings,
-                peers=_choose_peers(data, candidates, settings, peer_options),
                 workers=counts,
                 batch_sizes=batch_sizes,
             )
             result = compare(comparison, output.json_path, on_progress, gpu_price)
     output.finish(result)
-
-
-def _choose_peers(
-    data: Sequence[Location],
-    candidates: Sequence[Candidate],
-    settings: Settings,
-    options: PeerOptions,
-) -> list[PeerCandidate]:
-    """Return the peers that `options` names, and for each folder of shards the peer that only copies."""
-    if options.against and settings.device.type != "cpu":
-        raise SettingError("peers deliver to main memory", remedy="compare with --against on --device cpu")
-    paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
-    folders = [path for path in paths if isinstance(path, Path)]  # other libraries cannot read our URLs
-    peers = choose_peers(
-        split_names(options.against), folders, settings.size, options.peer_python, options.peer_data
-    )
-    shard_folders = []
-    for candidate in candidates:
-        if candidate.backend == "shards" and isinstance(candidate.path, Path):
-            shard_folders.append(candidate.path)
-    peers += limit_candidates(shard_folders)
-    return list({(peer.name, peer.path): peer for peer in peers}.values())  # each once

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation, watch
+from bench.report import hardware, loaders, ranks, recommendation, watch
 from bench.report.regression import (
     ResultComparison,
     compare_results,
@@ -48,8 +48,6 @@ def _make_watch_result(document: Document, gpu_price: float | None) -> Result:
 
 
 MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
-    "accuracy": _without_price(accuracy.make_result),
-    "convert": _without_price(conversion.make_result),
     "hardware": _without_price(hardware.make_result),
     "loaders": _make_loaders_result,
     "recommend": _without_price(recommendation.make_result),

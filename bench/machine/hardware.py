@@ -18,7 +18,7 @@ AMP = ("auto", *DTYPES)
 AMP_HELP = "Precision of a model: bf16, fp16, off, or auto: bf16 where a GPU has it, else fp16; off on a CPU."
 WARMUP = {"cpu": 4, "cuda": 20}
 WARMUP_HELP = f"Batches before the timed ones.  [default: {WARMUP['cpu']}; on a GPU {WARMUP['cuda']}]"
-_PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI)
+_PACKAGES = ("torch", "torchvision", "numpy", *DALI)
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Comparison of loaders, trainers and other libraries' loaders: the trials of `bench loaders`, in turns.
+"""Comparison of loaders and trainers: the trials of `bench loaders`, in turns.
 
 Each trial has a process of its own.
 """
@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate, local_folder, open_candidates, same_pictures
-from bench.measure.peers import PeerCandidate, run_peer, work_per_picture, write_data
 from bench.measure.processes import BatchTooLargeError, run_in_process
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import resolve_trainer
@@ -29,7 +28,7 @@ from bench.measure.trial import (
 from bench.measure.trials import Trials
 from bench.report import loaders
 from bench.report.grid import Point, find_reason_to_skip, point_of
-from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, PEER, PEER_COLD, STAGES, TRAINER, TRANSFER
+from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, STAGES, TRAINER, TRANSFER
 from bench.report.result import Result, Trial
 from loaders.examples.models import MODELS
 from precache.engines import available_cpus
@@ -44,7 +43,6 @@ from precache.errors import (
 from precache.reporting import Progress, no_progress
 from precache.storage.urls import Location
 
-AnyCandidate: TypeAlias = Candidate | PeerCandidate
 _MAX_RESIDENT_SHARE = 0.05
 """Limit of the share of a folder in memory in a cold trial: pages read ahead, or by other processes."""
 _SETTINGS_IN_RESULT = (
@@ -62,7 +60,6 @@ class Comparison:
     Attributes:
         candidates: loaders of this project, and torchvision's ImageFolder.
         settings: settings that all trials share.
-        peers: loaders of other libraries, which are measured without a trainer.
         trainers: names of trainers to feed; empty: that of `settings`.
         workers, batch_sizes: values whose combinations are all measured; empty: those of `settings`.
         convert_s: seconds that converting into a folder took, by the folder.
@@ -70,7 +67,6 @@ class Comparison:
 
     candidates: Sequence[Candidate]
     settings: Settings
-    peers: Sequence[PeerCandidate] = ()
     trainers: Sequence[str] = ()
     workers: Sequence[int] = ()
     batch_sizes: Sequence[int] = ()
@@ -83,7 +79,7 @@ def compare(
     on_progress: Progress = no_progress,
     gpu_price: float | None = None,
 ) -> Result:
-    """Measure each loader alone and with each trainer, and each peer, taking turns, `repeats` times.
+    """Measure each loader alone and with each trainer, taking turns, `repeats` times.
 
     A loader that fails, because its folder or package is missing or a picture is damaged, is skipped, with
     the reason.
@@ -119,10 +115,9 @@ def compare(
         }
         trials = Trials(path, "loaders", describe_machine(settings.device), result_settings)
         trials.skipped.update(skipped)
-        peers = _write_peer_data(comparison.peers, settings, trials.skipped)
         classes = max(len(candidate.data.classes) for candidate in candidates)
         turns = _Turns(replace(settings, classes=classes), trainers, trials, on_progress)
-        turns.run([*candidates, *peers], [Point(size, count) for size in batch_sizes for count in workers])
+        turns.run(list(candidates), [Point(size, count) for size in batch_sizes for count in workers])
         result = loaders.make_result(trials.machine, trials.settings, trials.all(), trials.skipped, gpu_price)
         trials.finish(result)
         return result
@@ -148,7 +143,7 @@ class _Turns:
         self._total = 0
         self._page_cache_is_warm = True  # for the files of the next trial
 
-    def run(self, running: list[AnyCandidate], points: Sequence[Point]) -> None:
+    def run(self, running: list[Candidate], points: Sequence[Point]) -> None:
         """Measure all repeats at all points.
 
         Args:
@@ -162,7 +157,7 @@ class _Turns:
         trials_per_repeat = len(batch_sizes) * trials_per_batch_size + len(points) * trials_per_point
         self._total = self.settings.repeats * trials_per_repeat
         self._on_progress(0, self._total)
-        too_large: dict[AnyCandidate, set[Point]] = {candidate: set() for candidate in running}
+        too_large: dict[Candidate, set[Point]] = {candidate: set() for candidate in running}
         for repeat in range(self.settings.repeats):
             for batch_size in batch_sizes:
                 same_size = [point for point in points if point.batch_size == batch_size]
@@ -182,9 +177,8 @@ class _Turns:
                         except _FAILURES as error:
                             running.remove(candidate)
                             self.trials.skipped[candidate.label] = str(error)
-                    own_loaders = [candidate for candidate in running if isinstance(candidate, Candidate)]
-                    _check_any(own_loaders, self.trials.skipped)
-                    self._check_served(own_loaders, point, repeat)
+                    _check_any(running, self.trials.skipped)
+                    self._check_served(running, point, repeat)
         self._on_progress(self._total, self._total)  # trials that failed or were left out are not counted
 
     def _measure_trainers(self, batch_size: int, repeat: int) -> None:
@@ -199,7 +193,7 @@ class _Turns:
                 self._run(_PlannedTrial({"what": TRAINER, **key}, trainer))
 
     def _measure(
-        self, candidate: AnyCandidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
+        self, candidate: Candidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
     ) -> None:
         """Measure one repeat of all trials of a loader at a point.
 
@@ -213,7 +207,7 @@ class _Turns:
             return
         # a point with a trial gets all repeats, even where noise in a later repeat would rule it out
         is_begun = any(self.trials.find(planned.key) for planned in self._plan_trials(candidate, point, 0))
-        if is_grid and isinstance(candidate, Candidate) and not is_begun:
+        if is_grid and not is_begun:
             reason = self._find_reason_to_skip(candidate, point, too_large)
             if reason is not None:
                 self.trials.skipped[label] = reason
@@ -231,20 +225,15 @@ class _Turns:
                 self.trials.skipped[label] = str(error)
                 return
 
-    def _plan_trials(self, candidate: AnyCandidate, point: Point, repeat: int) -> list["_PlannedTrial"]:
+    def _plan_trials(self, candidate: Candidate, point: Point, repeat: int) -> list["_PlannedTrial"]:
         """Return one repeat's trials of a loader at a point, in the order of measuring."""
         key = {
-            "backend": candidate.name if isinstance(candidate, PeerCandidate) else candidate.backend,
+            "backend": candidate.backend,
             "data": str(candidate.path),
             "workers": point.workers,
             "batch_size": point.batch_size,
             "repeat": repeat,
         }
-        if isinstance(candidate, PeerCandidate):
-            facts = {"work": " ".join(map(str, candidate.work)), "data": candidate.description}
-            serve = partial(self._run_peer, candidate, point)
-            kinds = (PEER_COLD, PEER) if self.settings.cold else (PEER,)
-            return [_PlannedTrial({"what": kind, **key}, serve, facts) for kind in kinds]
         settings = replace(
             self.settings.for_loader(candidate.backend, candidate.loader_path, self.settings.classes),
             workers=point.workers,
@@ -252,12 +241,10 @@ class _Turns:
             trainer=NO_TRAINER,
             monitored=repeat == self.settings.repeats - 1,
         )
-        work = work_per_picture(candidate, self.settings.size, self.settings.augment)
-        facts = {} if work is None else {"work": " ".join(map(str, work))}
         planned = []
         for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
             alone = partial(run_in_process, measure, settings)
-            planned.append(_PlannedTrial({"what": kind, **key}, alone, facts))
+            planned.append(_PlannedTrial({"what": kind, **key}, alone))
         for name in self.trainers:
             if name != NO_TRAINER:
                 fed = partial(run_in_process, measure, replace(settings, trainer=name))
@@ -269,10 +256,10 @@ class _Turns:
             planned.append(_PlannedTrial({"what": STAGES, **key}, stages))
         return planned
 
-    def _prepare_page_cache(self, candidate: AnyCandidate, planned: "_PlannedTrial") -> bool:
+    def _prepare_page_cache(self, candidate: Candidate, planned: "_PlannedTrial") -> bool:
         """Drop the files of a cold trial from memory, or read those of a warm one; False if they stay."""
-        folder = local_folder(candidate.loader_path) if isinstance(candidate, Candidate) else candidate.path
-        if planned.key["what"] in (COLD, PEER_COLD):
+        folder = local_folder(candidate.loader_path)
+        if planned.key["what"] == COLD:
             resident = page_cache.drop(folder)
             if resident > _MAX_RESIDENT_SHARE:
                 self.trials.skipped[f"cold cache of {candidate.label}"] = (
@@ -295,21 +282,11 @@ class _Turns:
             share = others.share()
             if share is not None:
                 numbers["other_cpu_share"] = share
-            return replace(trial, numbers=numbers, facts={**trial.facts, **planned.facts})
+            return replace(trial, numbers=numbers)
 
         self.trials.measure(planned.key, measure_beside_others)
         self._done += 1
         self._on_progress(min(self._done, self._total), self._total)
-
-    def _run_peer(self, peer: PeerCandidate, point: Point) -> Trial:
-        return run_peer(
-            peer,
-            batch_size=point.batch_size,
-            size=self.settings.size,
-            workers=point.workers,
-            warmup=self.settings.warmup,
-            batches=self.settings.batches,
-        )
 
     def _find_reason_to_skip(
         self, candidate: Candidate, point: Point, too_large: Collection[Point]
@@ -351,12 +328,10 @@ class _PlannedTrial:
     Attributes:
         key: the trial's key.
         function: measures the trial.
-        facts: facts to add to the trial.
     """
 
     key: dict[str, Any]
     function: Callable[[], Trial]
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def _describe_data(
@@ -386,23 +361,6 @@ def _describe_data(
                     f"their names"
                 )
     return data
-
-
-def _write_peer_data(
-    peers: Sequence[PeerCandidate], settings: Settings, skipped: dict[str, str]
-) -> list[PeerCandidate]:
-    """Write the data that peers read, where it is missing, and return the peers that have theirs.
-
-    Why another has none is added to `skipped`.
-    """
-    ready = []
-    for peer in peers:
-        try:
-            write_data(peer, settings.workers_alone)
-            ready.append(peer)
-        except (DatasetError, WorkerError) as error:
-            skipped[peer.label] = str(error)
-    return ready
 
 
 def _check_any(candidates: Collection[Candidate], skipped: Mapping[str, str]) -> None:

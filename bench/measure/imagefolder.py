@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from bench.report.gain import TODAY_BACKEND
 from loaders.batch import Batch
@@ -39,7 +39,6 @@ AUGMENTATIONS = ("eval", "train")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Equal to `torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
 _FLIP_PROBABILITY = 0.5
-_ORDER_TAG, _DRAWS_TAG = 1, 2  # uses of randomness, as parts of a seed
 _MAX_TRIES = 1000  # pictures in a row that cannot be opened before an epoch fails
 
 
@@ -153,32 +152,15 @@ class _IndexedDataset(Dataset[Any]):
 
     Attributes:
         tree: the ImageFolder.
-        seed: seed of what torchvision draws, with the epoch and the place; None: it draws by chance.
-        skip_unreadable: whether the next picture that can be opened replaces one that cannot.
-        epoch: int64 [], in memory that the workers share.
         skipped_place: int64 [], in shared memory: place of a picture that could not be opened; -1 for none.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        transform: Callable[[Any], torch.Tensor],
-        only: Callable[[str], bool] | None,
-        seed: int | None,
-        *,
-        skip_unreadable: bool,
-    ) -> None:
+    def __init__(self, path: Path, transform: Callable[[Any], torch.Tensor]) -> None:
         from torchvision.datasets import ImageFolder  # imports torch's compiler: as slow as importing torch
 
-        self.tree = ImageFolder(str(path), transform, is_valid_file=only, allow_empty=skip_unreadable)
-        if skip_unreadable:
-            self.tree.loader = _load_regular
+        self.tree = ImageFolder(str(path), transform, loader=_load_regular, allow_empty=True)
         if not len(self.tree):
             raise FileNotFoundError("it knows no picture here by its ending")
-        self.seed = seed
-        self.skip_unreadable = skip_unreadable
-        self.epoch = torch.zeros((), dtype=torch.int64)
-        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
         self.skipped_place = torch.full((), -1, dtype=torch.int64)
         self.skipped_place.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -186,14 +168,9 @@ class _IndexedDataset(Dataset[Any]):
         return len(self.tree)
 
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
-        if self.seed is not None:
-            # for each sample, because workers live on over epochs, and a resumed training draws the same
-            torch.default_generator.manual_seed(_mix_seed(self.seed, int(self.epoch), _DRAWS_TAG, index))
         try:
             image, label = self.tree[index]
         except Exception as error:  # Pillow raises whatever its decoders raise
-            if not self.skip_unreadable:
-                raise DatasetError(str(error), path=self.tree.samples[index][0]) from error
             return self._next_readable(index, error)
         return image, label, index
 
@@ -211,20 +188,6 @@ class _IndexedDataset(Dataset[Any]):
         ) from error
 
 
-class _SeededSampler(Sampler[int]):
-    """Order of samples that depends on seed and epoch alone, unlike DataLoader's own shuffling."""
-
-    def __init__(self, dataset: _IndexedDataset, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
-
-    def __iter__(self) -> Iterator[int]:
-        rng = np.random.default_rng((self._seed, int(self._dataset.epoch), _ORDER_TAG))
-        return iter(rng.permutation(len(self._dataset)).tolist())
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-
 class ImageFolderLoader:
     """Batches of an ImageFolder in a DataLoader: float32 [n, 3, size, size], normalised, on `device`.
 
@@ -232,16 +195,9 @@ class ImageFolderLoader:
         batch_size: samples of every batch; an epoch leaves out those that fill none.
         samples: number of pictures that ImageFolder lists, by the endings of their names.
         size: side of the served square, pixels.
-        classes: names of the class folders.
-
-    Args:
-        seed: seed of order and augmentation, with the epoch, see `set_epoch`; None: both are random.
-        only: whether a file, by its path, is a picture; None: ImageFolder decides by its ending.
-        skip_unreadable: whether the next picture replaces one that Pillow cannot open, and class folders may
-            be empty.
 
     Raises:
-        DatasetError: ImageFolder lists no picture in a class folder, or none at all with `skip_unreadable`.
+        DatasetError: ImageFolder lists no picture.
         SettingError: unknown `augment`: "train" is the recipe of training, "eval" that of validation.
     """
 
@@ -255,30 +211,24 @@ class ImageFolderLoader:
         device: torch.device,
         augment: str,
         shuffle: bool,
-        seed: int | None = None,
-        only: Callable[[str], bool] | None = None,
-        skip_unreadable: bool = False,
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            dataset = _IndexedDataset(
-                path, make_transform(augment, size), only, seed, skip_unreadable=skip_unreadable
-            )
+            dataset = _IndexedDataset(path, make_transform(augment, size))
         except FileNotFoundError as error:
             raise DatasetError(f"ImageFolder refuses it ({error})", path=path) from error
         self.batch_size, self.size = batch_size, size
-        self.samples, self.classes = len(dataset), tuple(dataset.tree.classes)
+        self.samples = len(dataset)
         self._device = device
         self._dataset = dataset
         self._loader: DataLoader[Any] | None = DataLoader(
             dataset,
             batch_size=batch_size,
-            shuffle=shuffle and seed is None,
-            sampler=_SeededSampler(dataset, seed) if shuffle and seed is not None else None,
+            shuffle=shuffle,
             num_workers=workers,
             pin_memory=device.type == "cuda",
             drop_last=True,
-            worker_init_fn=_hide_warnings if skip_unreadable else None,
+            worker_init_fn=_hide_warnings,
             persistent_workers=workers > 0,
         )
 
@@ -291,10 +241,6 @@ class ImageFolderLoader:
         """Path of a picture that Pillow could not open so far; empty where there was none."""
         place = int(self._dataset.skipped_place)
         return "" if place < 0 else str(self._dataset.tree.samples[place][0])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Serve that epoch in the next iteration, where the loader has a seed."""
-        self._dataset.epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch; DatasetError for a picture that Pillow cannot decode."""
@@ -360,8 +306,3 @@ def resize_transforms(augment: str, size: int) -> list[Any]:
 def _hide_warnings(worker: int) -> None:
     """Keep Pillow from printing a warning for each odd picture in each worker of each trial."""
     warnings.simplefilter("ignore")
-
-
-def _mix_seed(*numbers: int) -> int:
-    """Return a seed for torch's generator that is mixed from all of these numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

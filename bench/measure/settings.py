@@ -36,12 +36,10 @@ class TrialLoader(AbstractContextManager[Any], Protocol):
     Attributes:
         batch_size: samples of every batch.
         samples: samples of an epoch, those that fill no batch included.
-        classes: names of the classes.
     """
 
     batch_size: int
     samples: int
-    classes: tuple[str, ...]
 
     @property
     def size(self) -> Size:
@@ -184,7 +182,6 @@ class Settings:
             device=self.device,
             augment=self.augment,
             shuffle=self.shuffle != "none",
-            skip_unreadable=True,
         )
 
 

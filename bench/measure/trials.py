@@ -22,9 +22,7 @@ from precache.cli.commandline import STDOUT
 from precache.errors import SettingError
 from precache.storage import atomic_write
 
-_MAY_CHANGE = ("date", "margin", "baseline")
-"""Parts of machine and settings that may differ in a file: the day, and options of an accuracy verdict."""
-_MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "seeds", "data")
+_MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "data")
 """Settings that may differ in a file: further repeats, folders or numbers of workers only add trials."""
 
 
@@ -110,8 +108,8 @@ class Trials:
         in_file, here = _digests(document.settings), _digests(self.settings)
         shared = in_file.keys() & here.keys()
         parts = (
-            ("machine", document.machine, self.machine, _MAY_CHANGE),
-            ("settings", document.settings, self.settings, (*_MAY_GROW, *_MAY_CHANGE)),
+            ("machine", document.machine, self.machine, ("date",)),
+            ("settings", document.settings, self.settings, _MAY_GROW),
             ("data", in_file, here, (in_file.keys() | here.keys()) - shared),  # folders may be added
         )
         for part, before, now, may_differ in parts:

@@ -22,9 +22,9 @@ LINE = "`loaders.build`"
 """Name of what replaces the baseline on the same tree, in sentences."""
 
 
-def is_own_loader(row: Row) -> bool:
-    """Whether the row is a loader that one could train with here: not another library's, not noise."""
-    return not row.key.get("peer") and row.key["backend"] != SYNTHETIC
+def is_real_loader(row: Row) -> bool:
+    """Whether the row is a loader that one could train with: not noise."""
+    return bool(row.key["backend"] != SYNTHETIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,20 @@ class Gain:
 def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
     """Compare the rows of one trainer.
 
-    Where no loader was fed to a trainer, ImageFolder may be among the other libraries' loaders.
-
     Args:
         rows: rows that were measured or predicted with the same trainer.
         today: row that stands in where ImageFolder could not be measured.
     """
-    own_rows = [row for row in rows if is_own_loader(row)]
-    alone = all("fed_ratio" not in row.values for row in own_rows)
-    for row in rows if alone else own_rows:
+    real_rows = [row for row in rows if is_real_loader(row)]
+    for row in real_rows:
         if row.key["backend"] == TODAY_BACKEND:
             today = row
             break
     if today is None:
         return Gain(None, None, ())
-    others = sorted((row for row in own_rows if row is not today), key=lambda row: -training_rate(row).median)
+    others = sorted(
+        (row for row in real_rows if row is not today), key=lambda row: -training_rate(row).median
+    )
     line = None
     for row in others:
         if reads_tree(row) and exceeds(training_rate(row), training_rate(today)):
@@ -110,19 +109,19 @@ def answer(
         gpu_price: dollars per hour of the accelerator; None leaves money out.
         today: see `find_gain`.
     """
-    gain, own_rows = find_gain(rows, today), [row for row in rows if is_own_loader(row)]
+    gain, real_rows = find_gain(rows, today), [row for row in rows if is_real_loader(row)]
     today = gain.today
     if today is None:
-        return _answer_without_today(own_rows)
+        return _answer_without_today(real_rows)
     if judge(today.values.get("fed_ratio")) == KEEPS_UP:  # a busy machine can only lower the ratio
         start = describe_today(today, accelerator, already=True)
         return [f"{start}: neither another loader nor converting gains anything."]
-    others = [row for row in own_rows if row is not today]
+    others = [row for row in real_rows if row is not today]
     reason = _reason_for_no_winner(gain, today, others, repeats, other_cpu)
     if reason:
         return [f"{describe_today(today, accelerator)}.", reason]
     sentences = [f"{describe_today(today, accelerator)}.", *list_steps(gain, images)]
-    if not gain.converted and not all(reads_tree(row) for row in own_rows):
+    if not gain.converted and not all(reads_tree(row) for row in real_rows):
         sentences.append("Converting gains no more.")
     if gpu_price is not None and "busy_share" in today.values:
         speedup = training_rate(gain.best[0]).median / training_rate(today).median
@@ -133,8 +132,8 @@ def answer(
     return sentences
 
 
-def _answer_without_today(own_rows: Sequence[Row]) -> list[str]:
-    best = max(own_rows, key=lambda row: training_rate(row).median)
+def _answer_without_today(real_rows: Sequence[Row]) -> list[str]:
+    best = max(real_rows, key=lambda row: training_rate(row).median)
     rate = best.values["loader_images_per_s"].median
     sentence = f"Backend `{best.key['backend']}` delivers {rate:,.0f} images/s"
     if "busy_share" in best.values:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import stats
-from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_own_loader, saved_share, times
+from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_real_loader, saved_share, times
 from bench.report.grid import choose, describe_choice
 from bench.report.result import Result, Row, Trial
 from bench.report.spikes import analyse
@@ -20,12 +20,10 @@ from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, 
 from bench.report.words import machine_line
 from precache.reporting import quantity
 
-LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
+LOADER, COLD, FED, STAGES = "loader", "cold", "fed", "stages"
 TRAINER, TRANSFER = "trainer", "transfer"
 """Kinds of trials, `key["what"]`."""
 NO_TRAINER = "none"
-LIMIT = "gather"
-"""Name of the peer that only copies pictures, so that no loader serves faster."""
 QUESTION = "Does the trainer wait for data?"
 _DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
 """Backends that decode JPEGs."""
@@ -91,7 +89,7 @@ def _fewest_repeats(trials: Sequence[Trial]) -> int:
     """
     counts: dict[str, int] = {}
     for trial in trials:
-        if trial.key["what"] in (LOADER, PEER):
+        if trial.key["what"] == LOADER:
             loader = str({name: value for name, value in trial.key.items() if name != "repeat"})
             counts[loader] = counts.get(loader, 0) + 1
     return min(counts.values(), default=0)
@@ -154,7 +152,7 @@ class _Index:
 
 
 def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]:
-    """Make a row for each loader with each trainer, ImageFolder first; then for other libraries' loaders."""
+    """Make a row for each loader with each trainer, ImageFolder first."""
     index = _Index(trials)
     loaders = sorted(index.loaders(LOADER), key=lambda loader: loader["backend"] != TODAY_BACKEND)
     rows: list[Row] = []
@@ -174,7 +172,6 @@ def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]
                         rest[len(batch_rows)] = _rest_stage(index, loader, row, settings)
                         batch_rows.append(row)
                 rows += explain(batch_rows, workers, batch_size, settings["cpus"], rest)
-    rows += [_make_peer_row(index, loader, settings) for loader in index.loaders(PEER)]
     return rows
 
 
@@ -215,9 +212,6 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         batches = analyse(last.series["wait_s"], last.series["step_s"], starts, loader["workers"])
         activity = next((trial.activity for trial in reversed(fed.trials) if trial.activity), None)
     values |= _stored_values(loader, settings)
-    ratios = _ratios_to_peers(index, alone, settings)
-    if LIMIT in ratios:
-        values["limit_ratio"] = ratios.pop(LIMIT)
     key = {
         "backend": loader["backend"],
         "data": name_data(loader["data"], settings),
@@ -229,34 +223,10 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         name=_name_row(key, settings),
         key=key,
         values=values,
-        ratios=ratios,
         batches=batches,
         activity=activity,
         detail=loader["backend"] == SYNTHETIC,
     )
-
-
-def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str, Any]) -> Row:
-    """Make the row of another library's loader, which is measured without a trainer."""
-    alone, cold = index.find(PEER, **loader), index.find(PEER_COLD, **loader)
-    assert alone is not None, "the loader is one of those that were measured"
-    values = {"loader_images_per_s": alone.estimate(), **_batch_values(alone, alone)}
-    if cold is not None:
-        values["cold_images_per_s"] = cold.estimate()
-    ratios = _ratios_to_peers(index, alone, settings)
-    if LIMIT in ratios:
-        values["limit_ratio"] = ratios[LIMIT]
-    key = {
-        "backend": loader["backend"],
-        "data": alone.trials[0].facts.get("data", ""),
-        "trainer": NO_TRAINER,
-        "workers": loader["workers"],
-        "batch_size": loader["batch_size"],
-        "peer": True,
-    }
-    is_limit = loader["backend"].startswith(LIMIT)
-    name = f"{loader['backend']} (the limit)" if is_limit else loader["backend"]
-    return Row(name=name + _name_point(key, settings), key=key, values=values, detail=is_limit)
 
 
 def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
@@ -292,27 +262,6 @@ def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[
         if data.get(name) is not None:
             values[name] = Estimate(data[name], data[name], data[name])
     return values
-
-
-def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Ratio of a loader's rate to that of each peer that does the same work, repeat by repeat."""
-    trial = alone.trials[0]
-    ratios: dict[str, Estimate] = {}
-    for peer in index.loaders(PEER):
-        peer_repeats = index.find(PEER, **peer)
-        is_itself = trial.key["what"] == PEER and peer["backend"] == trial.key["backend"]
-        has_same_settings = all(peer[name] == trial.key[name] for name in ("batch_size", "workers"))
-        if peer_repeats is None or is_itself or not has_same_settings:
-            continue
-        is_same_work = "work" in trial.facts and trial.facts["work"] == peer_repeats.trials[0].facts.get(
-            "work"
-        )
-        # the limit copies centre crops; random crops cannot be served faster either
-        is_limit = peer["backend"] == LIMIT and peer["data"] == trial.key["data"] and "work" in trial.facts
-        if is_same_work or is_limit:
-            count = min(len(alone.rates), len(peer_repeats.rates))
-            ratios[peer["backend"]] = stats.ratio(alone.rates[:count], peer_repeats.rates[:count])
-    return ratios
 
 
 def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> str:
@@ -369,7 +318,7 @@ def _name_point(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 
 def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
     """Group rows by their trainer."""
-    names = dict.fromkeys(row.key["trainer"] for row in rows if is_own_loader(row))
+    names = dict.fromkeys(row.key["trainer"] for row in rows if is_real_loader(row))
     return [[row for row in rows if row.key["trainer"] == name] for name in names]
 
 
@@ -377,7 +326,7 @@ def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     """Choose a row of each loader with each trainer, and write a sentence for each."""
     series: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if is_own_loader(row):
+        if is_real_loader(row):
             series.setdefault((row.key["backend"], row.key["data"], row.key["trainer"]), []).append(row)
     chosen, sentences = [], []
     for (backend, data, _), loader_rows in series.items():
@@ -403,7 +352,7 @@ def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Ro
 def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
     if row is today:
         return "what people have today"
-    if row.key["backend"] == SYNTHETIC or (row.key.get("peer") and "fed_ratio" in today.values):
+    if row.key["backend"] == SYNTHETIC:
         return ""
     saved = saved_share(row, today)
     now, then = training_rate(today), training_rate(row)
@@ -426,11 +375,11 @@ def _answer_for_trainers(
     paragraphs = []
     groups = _by_trainer(rows)
     for group in groups:
-        own_rows = [row for row in group if is_own_loader(row)]
-        name = own_rows[0].key["trainer"]
+        real_rows = [row for row in group if is_real_loader(row)]
+        name = real_rows[0].key["trainer"]
         sentences = answer(
             group,
-            accelerator=name_accelerator(own_rows[0], settings),
+            accelerator=name_accelerator(real_rows[0], settings),
             images=next((data["samples"] for data in settings["data"].values() if data.get("samples")), None),
             repeats=repeats,
             other_cpu=other_cpu,
@@ -485,9 +434,6 @@ def describe_conditions(
     if folders:
         sentences.append(f"data: {', '.join(folders)}")
     sentences += [", ".join(work), "ours: this project's loaders, by their --backend names"]
-    versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)
-    if versions:
-        sentences.append(f"peers: {', '.join(versions)}")
     refused = next((trial.facts["refused"] for trial in trials if "refused" in trial.facts), "")
     if refused:
         sentences.append(
@@ -500,8 +446,8 @@ def describe_conditions(
 
 def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     """Write the line that a reader would type next; empty where there is nothing to do."""
-    own_rows = [row for row in rows if is_own_loader(row) and row.key["trainer"] == rows[0].key["trainer"]]
-    gain = find_gain(own_rows)
+    real_rows = [row for row in rows if is_real_loader(row) and row.key["trainer"] == rows[0].key["trainer"]]
+    gain = find_gain(real_rows)
     if gain.today is None:
         return ""
     if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
@@ -512,6 +458,6 @@ def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
         is_usual = backend == "pytorch" or str(data).startswith(backend)
         chosen = "" if is_usual else f", backend={backend!r}"
         return f"Next: loaders.build({paths[data]!r}{chosen}) in your training code."
-    if all(reads_tree(row) for row in own_rows) and gain.today.key["data"] in paths:
+    if all(reads_tree(row) for row in real_rows) and gain.today.key["data"] in paths:
         return f"Next: 'bench recommend {paths[gain.today.key['data']]}' says what converting would bring."
     return ""

@@ -9,15 +9,14 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
-from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from bench.report.result import Activity, Batches, Result, Row, Trial, format_document
-from bench.report.show import describe_ratios, printable_lines
+from bench.report.result import Activity, Batches, Result, Row, format_document
+from bench.report.show import printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
 from bench.report.verdict import training_rate
@@ -28,7 +27,6 @@ COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _SERIES_PIXELS = 170
-_DASHES = ("solid", "dash", "dot")
 STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
@@ -88,7 +86,7 @@ def make_page(result: Result) -> str:
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
         _draw_bars(result),
-        charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
+        charts(dict(_draw_workers(result)), "chart"),
         page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
         page.collapsible("All numbers", _draw_numbers(result)),
@@ -189,41 +187,10 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
         )
 
 
-def _draw_learning(result: Result) -> dict[str, go.Figure]:
-    """Draw accuracy over time for each source of pictures that models were trained on."""
-    sources: dict[str, list[Trial]] = {}
-    for trial in result.trials:
-        if "top1_accuracy" in trial.series:
-            sources.setdefault(str(trial.key["source"]), []).append(trial)
-    traces = []
-    for number, (source, trials) in enumerate(sources.items()):
-        colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
-        shared: dict[str, Any] = {"dash": dash, "legendgroup": escape(source)}
-        thin: dict[str, Any] = {"opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
-        seconds = [trial.series["train_s"] for trial in trials]
-        top1 = [trial.series["top1_accuracy"] for trial in trials]
-        for across, up in zip(seconds, top1, strict=True):
-            traces.append(line(across, up, source, colour, width=1, **thin, **shared))
-        mean_s, mean_top1 = map(_mean_curve, (seconds, top1))
-        traces.append(line(mean_s, mean_top1, source, colour, width=3, **shared))
-    if not traces:
-        return {}
-    chart = figure(traces, 340, "seconds of training", "top-1")
-    chart.update_xaxes(rangemode="tozero")
-    chart.update_yaxes(rangemode="tozero", tickformat=".0%")
-    return {"How soon the models learn: a thin line for each seed, and a thick one for their mean": chart}
-
-
-def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Mean of the curves at each of their points."""
-    return [fmean(points) for points in zip(*curves, strict=True)]
-
-
 def _draw_numbers(result: Result) -> str:
     document = base64.b64encode(format_document(result.to_json()).encode()).decode()
-    ratios = page.paragraphs(describe_ratios(result))
     return (
-        f"{make_table(result, details=True).html()}{page.paragraphs([legend(result, details=True)])}{ratios}"
+        f"{make_table(result, details=True).html()}{page.paragraphs([legend(result, details=True)])}"
         f'<p class="download"><a download="result.json" href="data:application/json;base64,{document}">'
         "Everything as JSON</a>: 'bench report' reads it.</p>"
     )

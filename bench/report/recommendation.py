@@ -40,7 +40,7 @@ COLUMNS = (
     *("busy_share", "fed_images_per_s", "loader_images_per_s", "cold_images_per_s"),
     *("stored_bytes", "convert_s"),
 )
-_VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset")
+_VERSIONS = ("python", "torch", "pillow", "simplejpeg")
 _INDENT = "    "
 _DTYPE = (
     "dtype='uint8' is what was measured, as a GPU gets it and normalises: there, give device='cuda' instead. "

@@ -90,8 +90,7 @@ def compare_results(before: Result, after: Result, tolerance: float) -> ResultCo
         for name, column in COLUMNS.items():
             if column.better and name in row.values and name in other.values:
                 ratio = stats.quotient(other.values[name], row.values[name])
-                is_own = not row.key.get("peer")  # slower loaders of other libraries are no regressions
-                verdict = _judge(ratio, column.better, tolerance, is_own) if is_repeated else WITHIN_NOISE
+                verdict = _judge(ratio, column.better, tolerance) if is_repeated else WITHIN_NOISE
                 differences.append(
                     Difference(row.name, row.key, name, row.values[name], other.values[name], ratio, verdict)
                 )
@@ -106,7 +105,7 @@ def _find(row: Row, result: Result) -> Row | None:
     return None
 
 
-def _judge(ratio: Estimate, better: str, tolerance: float, is_own: bool) -> str:
+def _judge(ratio: Estimate, better: str, tolerance: float) -> str:
     low, high = ratio.low, ratio.high
     if better == "less":  # twice the seconds is half as good
         low, high = 1 / high, 1 / low
@@ -114,7 +113,7 @@ def _judge(ratio: Estimate, better: str, tolerance: float, is_own: bool) -> str:
         return BETTER
     if high >= 1:
         return WITHIN_NOISE
-    return REGRESSION if is_own and high < 1 - tolerance else WORSE
+    return REGRESSION if high < 1 - tolerance else WORSE
 
 
 def find_differing_work(before: Result, after: Result) -> list[str]:

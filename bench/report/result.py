@@ -49,7 +49,7 @@ class Trial:
             `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`; called 'of' in a file.
         numbers: numbers by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
         series: one number for each timed batch or epoch, by name: `wait_s`, `step_s`.
-        facts: texts by name, such as `version`; `failed` is the reason why there are no numbers.
+        facts: texts by name, such as `shapes`; `failed` is the reason why there are no numbers.
         activity: activity of the machine meanwhile; None where it was not sampled.
     """
 
@@ -72,8 +72,6 @@ class Trial:
     @property
     def batch_s(self) -> tuple[float, ...]:
         """Time of each timed batch in seconds: the wait for it and the step."""
-        if "batch_s" in self.series:
-            return self.series["batch_s"]
         return tuple(
             wait + step for wait, step in zip(self.series["wait_s"], self.series["step_s"], strict=True)
         )
@@ -194,7 +192,6 @@ class Row:
             'of' in a file.
         values: figures by their name in `bench.report.table.COLUMNS`, without those that were not measured.
         texts: cells that are words, by the same names.
-        ratios: images/s over those of other libraries' loaders of the same work, by the names of the latter.
         batches: timed batches of the last repeat; None where no trainer was fed.
         activity: activity of the machine in the last repeat; None where it was not sampled.
         stages: images/s of each stage alone, by name: "storage", "decode", "collate", "transfer",
@@ -214,7 +211,6 @@ class Row:
     key: dict[str, Any]
     values: dict[str, Estimate] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    ratios: dict[str, Estimate] = field(default_factory=dict)
     batches: Batches | None = None
     activity: Activity | None = None
     stages: dict[str, float] = field(default_factory=dict)
@@ -234,7 +230,6 @@ class Row:
             "of": self.key,
             "values": {name: value.to_json() for name, value in self.values.items()},
             "texts": self.texts,
-            "ratios": {name: ratio.to_json() for name, ratio in self.ratios.items()},
             "stages": self.stages,
             "stalls": self.stalls,
             "bottleneck": self.bottleneck,

@@ -11,7 +11,7 @@ from bench.report.words import say, versions_of
 from precache.errors import printable
 from precache.packages import DALI
 
-_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
+_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", *DALI)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,6 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
             *paragraphs,
             table.markdown(),
             *(f"{row.name}:\n\n```\n{printable_lines(row)}\n```" for row in rows_with_lines(result)),
-            *(describe_ratios(result) if details else []),
             *skipped,
             *notes,
         ]
@@ -67,7 +66,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
     for note in filter(None, notes):
         say(note)
     if details:
-        for finding in (*describe_rows(result), *describe_ratios(result)):
+        for finding in describe_rows(result):
             click.echo()
             say(finding)
     has_more = any(row.advice or row.findings or row.detail for row in result.rows)
@@ -103,14 +102,3 @@ def describe_rows(result: Result) -> Iterator[str]:
         sentences = [sentence for sentence in (row.advice, *row.findings) if sentence]
         if sentences:
             yield f"{row.name}: {' '.join(sentences)}"
-
-
-def describe_ratios(result: Result) -> list[str]:
-    """Write a line for each loader that was compared with other libraries' loaders of the same work."""
-    lines: dict[str, str] = {}
-    for row in result.rows:
-        if row.ratios:
-            loader = str({name: value for name, value in row.key.items() if name != "trainer"})
-            times = ", ".join(f"{ratio:.2f} times {peer}" for peer, ratio in row.ratios.items())
-            lines.setdefault(loader, f"{row.name}: {times}")  # ratios are the same with each trainer
-    return list(lines.values())

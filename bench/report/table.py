@@ -4,7 +4,6 @@ To add a column, add an entry to COLUMNS, and a value of that name to `Row.value
 (`bench.report.loaders` and the like).
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -59,16 +58,6 @@ def _times(value: Estimate) -> str:
     return f"{value.median:.1f}x"
 
 
-def _accuracy(value: Estimate) -> str:
-    return f"{value.median:.2%}"
-
-
-def _points(value: Estimate) -> str:
-    if math.isinf(value.high):
-        return f"{value.median:+.2f}"
-    return f"{value.median:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """Column of a table: a figure of each row.
@@ -109,21 +98,9 @@ COLUMNS: dict[str, Column] = {
         "waits for others", "share of its own pace that a rank loses in step", _share
     ),
     "speedup": Column("times", "images/s over those of one rank alone", _ratio),
-    "limit_ratio": Column(
-        "of limit", "loader over gather, which copies the same pictures and does nothing else", _ratio
-    ),
     "batch_s": Column("median", "time per batch", _milliseconds),
     "batch_p95_s": Column("95%", "most batches take no longer", _milliseconds),
     "epoch_gap_ratio": Column("epoch gap", "the longest time of an epoch's first batch, in medians", _times),
-    "top1_accuracy": Column(
-        "top-1", "on the untouched validation pictures, mean of the seeds", _accuracy, "more"
-    ),
-    "difference_points": Column(
-        "difference", "points of top-1 beside the first row, paired by seed, with its interval", _points
-    ),
-    "verdict": Column("verdict", ""),
-    "train_s": Column("training", "time of one, without evaluations", _duration),
-    "train_ratio": Column("of its time", "training over that of the first row, seed by seed", _ratio),
     "wait_s": Column("wait", "for a batch", _duration, "less"),
     "step_s": Column("step", "from having a batch to asking for the next one", _duration, "less"),
     "batches": Column("batches", "that were counted"),
@@ -132,10 +109,6 @@ COLUMNS: dict[str, Column] = {
     "saves": Column("compared with today", "of an hour of training"),
     "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
-    "converted_images_per_s": Column(
-        "images/s", "of all workers together; of a stage, if it were all there is to do", _rate, "more"
-    ),
-    "time_share": Column("of a worker's time", "", _share),
     "rate": Column("rate", "in brackets the lowest and the highest run"),
     "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
     "how": Column("how", ""),

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from loaders.examples.models import MODELS
 from precache.cli import commandline
-from tests.bench.squares import TINY_MODELS, Squares, make
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -17,22 +15,10 @@ Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run trials in this process: a new process imports torch for a second or two."""
-    for module in ("measure.comparison", "lab.epochs", "lab.object_storage"):
+    for module in ("measure.comparison", "lab.peers", "lab.object_storage"):
         monkeypatch.setattr(
             f"bench.{module}.run_in_process", lambda function, *arguments: function(*arguments)
         )
-
-
-@pytest.fixture
-def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the model `tiny` of `tests.bench.squares` for the duration of a test."""
-    for name, model in TINY_MODELS.items():
-        monkeypatch.setitem(MODELS, name, model)
-
-
-@pytest.fixture(scope="session")
-def squares(tmp_path_factory: pytest.TempPathFactory) -> Squares:
-    return make(tmp_path_factory.mktemp("squares"))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def around(middle: float, spread: float = 0.04) -> Estimate:
     return Estimate(middle, middle * (1 - spread), middle * (1 + spread))
 
 
-def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate | float | None) -> Row:
+def make_row(backend: str, data: str, **values: Estimate | float | None) -> Row:
     """Return a row with these values, by their names in COLUMNS; a number becomes an estimate around it."""
     key: dict[str, Any] = {
         "backend": backend,
@@ -40,8 +40,6 @@ def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate 
         "workers": 2,
         "batch_size": 64,
     }
-    if peer:
-        key |= {"trainer": "none", "peer": True}
     estimates = {
         name: around(value) if isinstance(value, (int, float)) else value
         for name, value in values.items()
@@ -191,7 +189,7 @@ def make_spiky_trial(key: dict[str, Any]) -> Trial:
 
 
 def make_rich_trials() -> list[Trial]:
-    """Return all kinds of trials of three backends, ImageFolder, the backend synthetic and three peers."""
+    """Return all kinds of trials of three backends, ImageFolder and the backend synthetic."""
     trials = make_shared_trials()
     trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
     spiky = next(
@@ -205,21 +203,9 @@ def make_rich_trials() -> list[Trial]:
         }  # fmt: skip
         trials.append(Trial(key, {"read_images_per_s": 9_400.0, "decode_images_per_s": 1_300.0}))
     trials += make_trials("imagefolder", "photos", 780, 769, cold=600)
-    shards = make_trials("shards", "data/shards", 24_000, 2_455, cold=10_500)
-    trials += shards
+    trials += make_trials("shards", "data/shards", 24_000, 2_455, cold=10_500)
     trials += make_trials("dali", f"data/{HOSTILE}", 2_300, 2_250)
     trials += make_trials("synthetic", "photos", 90_000, 2_470)
-    for name, data, rate, work in (
-        ("ffcv-raw", "peers/raw", 20_000, "pixels 256"),
-        ("imagefolder", "photos", 930, "tree 0"),
-        ("gather", "data/shards", 40_000, "pixels 256"),
-    ):
-        for trial in make_trials(name, data, rate):
-            trial.key["what"] = "peer"
-            trial.facts.update({"work": work, "data": "raw pixels", "version": f"{name} 1.0"})
-            trials.append(trial)
-    for trial in shards:
-        trial.facts["work"] = "pixels 256"
     return trials
 
 

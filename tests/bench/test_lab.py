@@ -11,12 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import converting, epochs, listing, object_storage, stored_sizes
+from bench.lab import conversion, converting, libraries, listing, object_storage, peers, stored_sizes
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
-from precache import convert
+from precache import Recipe, convert
 from precache.pictures import images
 from tests.bench.settings import quick
+from tests.command import ROOT
+from tests.test_layers import imports
 
 
 def print_table(command: click.Command, *words: object) -> dict[str, list[str]]:
@@ -49,13 +51,53 @@ def test_converting_trains_from_tree_from_both_and_from_shards(raw_tree: Path) -
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_epochs_measures_each_loader_from_disk_and_from_memory(raw_tree: Path) -> None:
+def test_peers_measures_each_loader_from_disk_and_from_memory(raw_tree: Path) -> None:
     options = ("--repeats", 1, "--batch-size", 8, "--photographs", 20)
-    cells = print_table(epochs.command, raw_tree, *options)
-    assert len(cells) == 9
+    cells = print_table(peers.command, raw_tree, *options)
+    assert libraries.PEERS["webdataset"].title in cells
     for name, row in cells.items():
         if "`" in name:  # a loader
             assert not any(cell.startswith("-") for cell in row), name
+
+
+def test_libraries_imports_nothing_of_this_project() -> None:
+    names = imports(Path(str(libraries.__file__)))
+    assert not {name for name in names if name.split(".")[0] in ("precache", "loaders", "bench")}
+
+
+@pytest.mark.parametrize("format_name", ["shards", "webdataset"])
+def test_conversion_shares_a_workers_time_among_all_stages(format_name: str, raw_tree: Path) -> None:
+    options = ("--format", format_name, "--repeats", 1, "--pictures", 10, "--workers", 1)
+    worker, whole = print_table(conversion.command, raw_tree, *options).values()
+    shares = [int(cell.partition("%")[0]) for cell in worker[1:]]
+    assert sum(shares) == pytest.approx(100, abs=5)
+    assert (shares[3] > 0) == (format_name == "webdataset"), "encode"
+    assert whole[1:] == ["-"] * len(shares)
+
+
+def test_accuracy_trains_each_source_once_and_compares_it(raw_tree: Path, tmp_path: Path) -> None:
+    accuracy = pytest.importorskip("bench.lab.accuracy", reason="pip install scipy")
+    print_table(accuracy.command, "splits", raw_tree, tmp_path / "splits.csv", "--per-class", 5)
+    recipe = Recipe(format="shards", size=32)
+    convert(raw_tree, tmp_path / "keep", recipe, workers=0, split_list=tmp_path / "splits.csv")
+    options = ("--seeds", 2, "--size", 16, "--epochs", 1, "--batch-size", 8, "--workers", 0)
+    words = ("train", raw_tree, "pytorch", f"keep=shards:{tmp_path / 'keep'}", *options)
+    cells = print_table(accuracy.command, *words, "--json", tmp_path / "a.json")
+    assert list(cells) == ["imagefolder", "pytorch", "keep"]
+    kept = (tmp_path / "a.json").read_bytes()
+    assert print_table(accuracy.command, *words, "--json", tmp_path / "a.json") == cells
+    assert (tmp_path / "a.json").read_bytes() == kept, "nothing is trained again"
+
+
+@pytest.mark.parametrize("name", ["epyc-2cpu", "epyc-2cpu-30-seeds"])
+def test_accuracy_shows_the_trainings_of_the_page_of_results(name: str) -> None:
+    accuracy = pytest.importorskip("bench.lab.accuracy", reason="pip install scipy")
+    results = ROOT / "bench/results"
+    path = results / f"accuracy-caltech101-{name}.json"
+    cells = print_table(accuracy.command, "show", path, "--margin", 0.5)
+    page = (results / "README.md").read_text()
+    for _, top1, *difference in cells.values():
+        assert " | ".join([f"| {top1}", *difference]) in page
 
 
 def test_listing_compares_loaders_and_convert_with_imagefolder(raw_tree: Path) -> None:

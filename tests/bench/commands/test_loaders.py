@@ -55,7 +55,7 @@ def test_loaders_prints_and_keeps_a_result_that_report_shows(data: Path, bench: 
     assert "skipped webdataset on data/webdataset: data/webdataset: does not exist" in result.stdout
     assert "wrote out/r.json\nwrote out/r.html" in result.stdout
     stored = (data / "out/r.json").read_text()
-    assert [row["of"]["backend"] for row in json.loads(stored)["rows"]] == ["shards", "gather"]
+    assert [row["of"]["backend"] for row in json.loads(stored)["rows"]] == ["shards"]
     assert "<html" in (data / "out/r.html").read_text()
     shown = bench("report", "out/r.json")
     assert shown.returncode == 0, shown.stderr

@@ -44,14 +44,6 @@ def test_one_repeat_is_no_evidence_of_a_regression() -> None:
     assert [difference.verdict for difference in once.differences] == ["within noise"]
 
 
-def test_slower_loader_of_another_library_is_no_regression() -> None:
-    fast, slow = (
-        make_row("gather", "shards", peer=True, loader_images_per_s=rate) for rate in (40_000, 20_000)
-    )
-    peers = compare_results(make_result(fast), make_result(slow), 0.05)
-    assert [difference.verdict for difference in peers.differences] == ["worse"]
-
-
 def test_rows_are_paired_by_their_keys_and_missing_ones_named() -> None:
     tree = make_row("pytorch", "raw tree", loader_images_per_s=1_900)
     dali = make_row("dali", "dali", loader_images_per_s=3_000)

@@ -97,8 +97,6 @@ def test_table_has_five_columns_and_todays_loader_first() -> None:
         ["pytorch (ours, raw tree)", "1,150", "44%"],
         ["shards (ours)", "24,000", "99%"],
         [f"dali (ours, dali{HOSTILE})", "2,300", "91%"],
-        ["ffcv-raw", "20,000", "not measured"],
-        ["imagefolder", "930", "not measured"],
     ]
     assert [table.rows[at][0] for at in table.bold] == ["shards (ours)"]
     text = " ".join(make_table(rich_result()).markdown().split())
@@ -240,21 +238,3 @@ def test_folders_of_one_kind_are_told_apart_by_their_names() -> None:
     ]
     assert result.next_step.startswith("Next: loaders.build('data/a')")
     assert "Change that line to `loaders.build`" in " ".join(result.answer[0])
-
-
-def test_ratio_is_to_a_peer_with_the_same_number_of_workers() -> None:
-    trials = make_shared_trials()
-    for workers, rate in ((1, 100), (4, 400)):
-        trials += make_trials("shards", "data/shards", rate, rate, workers=workers)
-        for trial in make_trials("gather", "data/shards", rate * 2, workers=workers):
-            trial.key["what"] = "peer"
-            trials.append(trial)
-    for trial in trials:
-        trial.facts["work"] = "pixels 256"
-    result = make(trials, workers=[1, 4])
-    own_rows = [row for row in result.rows if not row.key.get("peer")]
-    assert [row.values["limit_ratio"].median for row in own_rows] == pytest.approx([0.5, 0.5])
-    assert {row.name for row in result.rows if row.key.get("peer")} == {
-        "gather (the limit), 1 worker",
-        "gather (the limit), 4 workers",
-    }

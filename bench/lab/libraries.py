@@ -1,30 +1,28 @@
 """Loaders of other libraries and writers of their formats: an entry of PEERS each.
 
-    python bench/peers/libraries.py version NAME
-    python bench/peers/libraries.py write NAME PICTURES.json FOLDER --size 256 --workers 2
-    python bench/peers/libraries.py serve NAME FOLDER --stored 256 --size 224 --batch-size 64 --workers 2
+    python bench/lab/libraries.py version NAME
+    python bench/lab/libraries.py write NAME PICTURES.json FOLDER --size 256 --workers 2
+    python bench/lab/libraries.py serve NAME FOLDER --stored 256 --size 224 --batch-size 64 --workers 2 ...
 
-`bench loaders --against` and `bench convert --against` run this file in a process of its own, with the Python
-that has the library and may lack click. So it imports nothing of this project, and a library only in the
-functions that use it.
+`bench.lab.peers` and `bench.lab.conversion` run this file in a process of its own, with the Python that has
+the library and may lack click. So it imports nothing of this project, and a library only in the functions
+that use it.
 
 Each library is used as its documentation shows it. Writers get upright RGB squares that Pillow has made,
 cropped and resized as this project does. Loaders shuffle, and serve uint8 in main memory with labels, epoch
-after epoch. The last line printed is JSON, which `bench.measure.peers` reads.
+after epoch. The last line printed is JSON.
 """
 
 import argparse
 import importlib
-import itertools
 import json
 import os
 import shlex
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -99,43 +97,6 @@ class Work:
     def shards(self, suffix: str) -> list[str]:
         """Return the paths of the training split's files in a folder that `precache convert` made."""
         return sorted(map(str, self.folder.glob(f"train-*{suffix}")))
-
-
-def serve_gather(work: Work) -> StartEpoch:
-    """Serve rows of mapped shards that threads copy into one buffer: no loader can be faster."""
-    import numpy as np
-
-    rows: list[Pixels] = []
-    labels: list[Any] = []
-    for path in work.shards(".safetensors"):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        shape = tuple(header["images"]["shape"])
-        images = np.memmap(path, np.uint8, "r", 8 + length + header["images"]["data_offsets"][0], shape)
-        rows.extend(work.crop(row) for row in images)
-        start = 8 + length + header["labels"]["data_offsets"][0]
-        labels.append(np.fromfile(path, "<i8", shape[0], offset=start))
-    all_labels = np.concatenate(labels)
-    out = np.empty((work.batch_size, work.size, work.size, 3), np.uint8)
-    threads = max(1, work.workers)
-    map_parts = ThreadPoolExecutor(threads).map if threads > 1 else map
-    rng = np.random.default_rng(0)
-
-    def copy(batch_rows: list[int], part: range) -> None:
-        for slot in part:
-            out[slot] = rows[batch_rows[slot]]
-
-    def epoch() -> Epoch:
-        order = rng.permutation(len(rows))
-        for start in range(0, len(order), work.batch_size):
-            batch_rows = order[start : start + work.batch_size]
-            cuts = np.linspace(0, len(batch_rows), threads + 1).astype(int).tolist()
-            parts = [range(first, stop) for first, stop in itertools.pairwise(cuts)]
-            list(map_parts(partial(copy, batch_rows.tolist()), parts))
-            yield out[: len(batch_rows)], all_labels[batch_rows]
-
-    return epoch
 
 
 def serve_webdataset(work: Work) -> StartEpoch:
@@ -333,76 +294,74 @@ class Peer:
     """A loader of another library.
 
     Attributes:
+        title: what it serves, and its name, as a row of a table.
         package: name for pip; its version is printed with the figures.
         modules: modules to import before the time is taken.
         serve: opens the loader, and returns a function that starts an epoch.
-        work: work of serving a picture: `pixels`, the centre of a decoded one; `crops`, a random crop of one;
-            `jpeg`, the centre of a JPEG. Loaders are compared with others of the same work.
         reads: a format of `precache convert`, or the name of the peer whose `write` makes its data.
         write: writes pictures into a folder by so many workers; None: another peer, or `precache`, does.
         whole: whether it stores whole pictures, not squares of raw pixels.
     """
 
+    title: str
     package: str
     modules: tuple[str, ...]
     serve: Callable[[Work], StartEpoch]
-    work: str
     reads: str
     write: Callable[[PictureDataset, Path, int], None] | None = None
     whole: bool = False
 
 
 PEERS = {
-    "gather": Peer(package="numpy", modules=("numpy",), serve=serve_gather, work="pixels", reads="shards"),
-    "webdataset-pil": Peer(
+    "webdataset": Peer(
+        title="squares, WebDataset library, Pillow",
         package="webdataset",
         modules=("webdataset", "PIL.Image"),
         serve=serve_webdataset,
-        work="jpeg",
         reads="webdataset",
     ),
     "ffcv": Peer(
+        title="squares, FFCV",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv,
-        work="pixels",
         reads="ffcv",
         write=write_ffcv,
     ),
     "ffcv-crops": Peer(
+        title="squares, FFCV, random crops",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
-        work="crops",
         reads="ffcv",
     ),
     "ffcv-imagenet": Peer(
+        title="photographs, FFCV, random crops",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
-        work="crops of whole pictures",
         reads="ffcv-imagenet",
         write=write_ffcv_imagenet,
         whole=True,
     ),
     "litdata": Peer(
+        title="squares, LitData",
         package="litdata",
         modules=("litdata",),
         serve=serve_litdata,
-        work="pixels",
         reads="litdata",
         write=write_litdata,
     ),
     "mds": Peer(
+        title="squares, MosaicML Streaming",
         package="mosaicml-streaming",
         modules=("streaming",),
         serve=serve_mds,
-        work="pixels",
         reads="mds",
         write=write_mds,
     ),
 }
-WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None and not peer.whole)
+SQUARE_WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None and not peer.whole)
 """Names of the peers that write squares of raw pixels."""
 
 
@@ -419,56 +378,30 @@ def version(peer: Peer) -> str:
     return f"{peer.package} {metadata.version(peer.package)}"
 
 
-def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]:
-    """Serve a first batch, `warmup` more, and then time `batches` batches.
-
-    Returns:
-        `first_batch_s`, `images` (number of timed images), `batch_s` (seconds of each timed batch) and
-        `epoch_starts` (positions of timed batches that start an epoch).
+def measure(peer: Peer, work: Work, epochs: int) -> list[float]:
+    """Return images/s of each epoch after its first batch, in which some libraries compile.
 
     Raises:
         PeerError: images are not uint8 of the side asked for, or have not a label each.
     """
-    start_s = time.perf_counter()
-    served = _repeat_epochs(peer.serve(work))
-    next(served)
-    first_batch_s = time.perf_counter() - start_s
-    for _ in itertools.islice(served, warmup):
-        pass
-    images_served, batch_s, epoch_starts = 0, [], []
-    shapes = set()
-    mark_s = time.perf_counter()
-    for number, (images, labels, starts_epoch) in enumerate(itertools.islice(served, batches)):
-        if len(images) != len(labels):
-            raise PeerError(f"{work.folder}: served {len(images)} pictures with {len(labels)} labels")
-        images_served += len(images)
-        shapes.add((*images.shape[1:], str(images.dtype).removeprefix("torch.")))
-        if starts_epoch:
-            epoch_starts.append(number)
-        now_s = time.perf_counter()
-        batch_s.append(now_s - mark_s)
-        mark_s = now_s
-    served.close()
     side = work.size
-    if not shapes <= {(side, side, 3, "uint8"), (3, side, side, "uint8")}:
-        raise PeerError(f"{work.folder}: served {sorted(shapes)}, expected uint8 of {side}x{side}")
-    return {
-        "first_batch_s": first_batch_s,
-        "images": images_served,
-        "batch_s": batch_s,
-        "epoch_starts": epoch_starts,
-    }
-
-
-def _repeat_epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
-    """Yield images, labels and whether the batch starts an epoch, for epoch after epoch without an end."""
-    while True:
-        starts_epoch = True
-        for images, labels in start_epoch():
-            yield images, labels, starts_epoch
-            starts_epoch = False
-        if starts_epoch:
-            raise PeerError("an epoch without a batch")
+    forms = ((side, side, 3, "uint8"), (3, side, side, "uint8"))
+    start_epoch = peer.serve(work)
+    rates = []
+    for _ in range(epochs):
+        served, start_s = 0, 0.0
+        for number, (images, labels) in enumerate(start_epoch()):
+            form = (*images.shape[1:], str(images.dtype).removeprefix("torch."))
+            if form not in forms or len(images) != len(labels):
+                raise PeerError(
+                    f"{work.folder}: served {len(images)} pictures of {form} with {len(labels)} labels"
+                )
+            if number == 0:
+                start_s = time.perf_counter()
+            else:
+                served += len(images)
+        rates.append(served / (time.perf_counter() - start_s))
+    return rates
 
 
 def main() -> None:
@@ -492,8 +425,7 @@ def main() -> None:
     serve.add_argument("--size", type=int, required=True, help="side of the served squares, pixels")
     serve.add_argument("--batch-size", type=int, required=True)
     serve.add_argument("--workers", type=int, required=True)
-    serve.add_argument("--batches", type=int, default=40)
-    serve.add_argument("--warmup", type=int, default=4)
+    serve.add_argument("--epochs", type=int, required=True)
 
     try:
         answer = run(parser.parse_args())
@@ -512,10 +444,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         options.folder.mkdir(parents=True)
         peer.write(PictureDataset(paths, labels, options.size), options.folder, options.workers)
     if options.command == "serve":
-        if options.stored < options.size:
-            raise PeerError(f"size {options.size} is more than {options.folder} stores ({options.stored})")
         work = Work(options.folder, options.stored, options.size, options.batch_size, options.workers)
-        answer |= measure(peer, work, options.warmup, options.batches)
+        answer["images_per_s"] = measure(peer, work, options.epochs)
     return answer
 
 

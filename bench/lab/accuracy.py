@@ -1,0 +1,379 @@
+"""Train the same model from several sources of the same pictures: is it worse than from ImageFolder?
+
+    python -m bench.lab.accuracy splits TREE splits.csv --per-class 30
+    precache convert TREE keep128 --format shards --size 128 --splits splits.csv
+    python -m bench.lab.accuracy train TREE pytorch keep128=shards:keep128 --json accuracy.json
+    python -m bench.lab.accuracy show accuracy.json
+
+All train with the pictures of the split train of the converted folders, as many steps, and for each seed from
+the same weights; all are tested on the pictures of val in TREE, by torchvision's Resize and CenterCrop.
+Finished trainings are kept in the JSON file: the same command goes on.
+
+Trainings are paired by seed. The interval of the mean difference decides. It is Student's t, two-sided, and
+so wide that in 95% of tables it holds for all rows at once (Bonferroni). 'Worse' and 'better': it leaves 0
+out. 'As good': it lies within the margin and holds 0. Anything else is within noise.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
+
+import loaders
+from bench.lab import harness
+from bench.machine.hardware import DTYPES, describe_machine, resolve_amp
+from bench.measure.candidates import CHOICES
+from bench.measure.imagefolder import NAME as IMAGEFOLDER
+from bench.measure.imagefolder import make_transform, resize_transforms
+from bench.measure.trials import Trials, read_document
+from bench.report.result import Document, Trial
+from bench.report.table import Table
+from bench.report.words import machine_line
+from loaders.batch import Batch
+from loaders.dataset import RAW, SplitData, open_split
+from loaders.device import find_device
+from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
+from loaders.examples.train import Learner
+from loaders.transfer import normalise
+from precache.cli import commandline
+from precache.cli.terminal import ProgressBar
+from precache.errors import DatasetError, SettingError, check_choice
+from precache.sources.tree import scan_tree
+
+LEVEL = 0.95
+_PATH = click.Path(path_type=Path)
+_VALIDATION_BATCH = 250  # pictures
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRecipe:
+    """Settings that all trainings share; a training has a source and a seed besides.
+
+    Attributes:
+        model: name in `loaders.examples.models.MODELS`.
+        size: side of the pictures, pixels.
+        epochs: epochs of a training, each of all full batches.
+        amp: precision of the model: "bf16", "fp16", or "off" for float32.
+        workers: processes or threads of each loader.
+    """
+
+    model: str
+    size: int
+    epochs: int
+    batch_size: int
+    amp: str
+    device: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A loader whose trainings are compared with those of others.
+
+    Attributes:
+        name: its name in tables and files.
+        backend: name in `bench.measure.candidates.CHOICES`.
+        data: the tree, or the split train of the converted folder, that it reads.
+    """
+
+    name: str
+    backend: str
+    data: SplitData
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSplits:
+    """Pictures of a raw tree that all sources train with, and those that all models are tested on.
+
+    Attributes:
+        tree: the whole tree.
+        train, val: int64 [n], ascending positions in `tree`.
+    """
+
+    tree: SplitData
+    train: Positions
+    val: Positions
+
+    def files(self, positions: Positions) -> list[str]:
+        """Return the paths of the pictures at these positions."""
+        return [self.tree.files[position] for position in positions.tolist()]
+
+
+def open_source(text: str, tree: Path) -> Source:
+    """Open a source: `NAME=BACKEND:FOLDER`, or a backend that reads `tree`, which may have a name, too."""
+    match = re.fullmatch(r"(?:([\w.-]+)=)?(\w+)(?::(.+))?", text, re.DOTALL)
+    if match is None:
+        raise SettingError(f"source {text!r} is not of the form NAME=BACKEND:FOLDER or BACKEND")
+    name, backend, folder = match.groups()
+    check_choice("backend", backend, CHOICES)
+    return Source(name or backend, backend, open_split(Path(folder) if folder else tree, "train"))
+
+
+def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
+    """Find the pictures of `tree` that are in the splits train and val of the converted folders.
+
+    Raises:
+        DatasetError: the folders have other pictures than `tree`, or not the same in each split.
+        SettingError: no source is a converted folder.
+    """
+    whole = open_split(tree, "train")
+    positions = {sample: position for position, sample in enumerate(_samples(whole))}
+    found: TreeSplits | None = None
+    for source in sources:
+        if source.data.kind == RAW:
+            continue
+        splits = []
+        for split in (source.data, open_split(source.data.path, "val")):
+            samples = _samples(split)
+            if missing := set(samples) - positions.keys():
+                raise DatasetError(f"has {min(missing)}, which {tree} lacks", path=split.path)
+            splits.append(np.array(sorted(positions[sample] for sample in samples)))
+        if found is not None and not all(map(np.array_equal, splits, (found.train, found.val))):
+            raise DatasetError(
+                "its splits hold other pictures than those of another source",
+                path=source.data.path,
+                remedy="convert both with the same --splits",
+            )
+        found = TreeSplits(whole, *splits)
+    if found is None:
+        raise SettingError(
+            f"no source says which pictures of {tree} train and which validate",
+            remedy="add a folder that was converted with --splits, which has the splits train and val",
+        )
+    return found
+
+
+def _samples(data: SplitData) -> list[tuple[str, str]]:
+    """Return the path and the class name of each sample."""
+    labels = np.asarray(data.labels[:]).tolist()
+    return [(data.path_at(position), data.classes[label]) for position, label in enumerate(labels)]
+
+
+@contextmanager
+def open_batches(
+    source: Source, pictures: TreeSplits, recipe: TrainingRecipe, seed: int
+) -> Iterator[Callable[[], Iterable[Batch]]]:
+    """Yield a function that returns the batches of the next epoch, cropped and mirrored at random."""
+    if source.backend == IMAGEFOLDER:
+        files = pictures.files(pictures.train)
+        dataset = ImageFolder(
+            Path(files[0]).parent.parent,
+            make_transform("train", recipe.size),
+            is_valid_file=frozenset(files).__contains__,
+        )
+        loader = DataLoader(
+            dataset,
+            recipe.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=recipe.workers,
+            persistent_workers=recipe.workers > 0,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        yield lambda: (Batch(images, labels, torch.zeros_like(labels)) for images, labels in loader)
+        return
+    is_tree = source.data.kind == RAW
+    backend: Any = source.backend  # a Literal of `loaders.build`, which a str is not
+    with loaders.build(
+        source.data.path,
+        backend=backend,
+        batch_size=recipe.batch_size,
+        size=recipe.size,
+        seed=seed,
+        augment="train",
+        device=recipe.device,
+        sampling=loaders.Sampling(subset=pictures.tree.ids[pictures.train] if is_tree else None, last="drop"),
+        reading=loaders.Reading(workers=recipe.workers),
+    ) as served:
+        yield lambda: served
+
+
+def decode_validation(pictures: TreeSplits, size: int) -> list[torch.Tensor]:
+    """Decode the pictures that models are tested on as torchvision does; each uint8 [3, size, size]."""
+    transform = transforms.Compose([pil_loader, *resize_transforms("eval", size), transforms.PILToTensor()])
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(transform, pictures.files(pictures.val)))
+
+
+def train(
+    source: Source,
+    seed: int,
+    pictures: TreeSplits,
+    recipe: TrainingRecipe,
+    validation: Sequence[torch.Tensor],
+) -> Trial:
+    """Train a model from the source; return its top-1 accuracy on the validation pictures."""
+    device, tree = torch.device(recipe.device), pictures.tree
+    steps = len(pictures.train) // recipe.batch_size * recipe.epochs
+    model = build_model(recipe.model, len(tree.classes), seed).to(device)
+    optimizer, schedule = build_optimizer(recipe.model, model, steps)
+    learner = Learner(model, optimizer, schedule, dtype=DTYPES[recipe.amp])
+    with open_batches(source, pictures, recipe, seed) as next_epoch:
+        for _ in range(recipe.epochs):
+            learner.train(batch.to(device) for batch in next_epoch())
+    if schedule.last_epoch != steps:
+        raise DatasetError(f"{source.name} served {schedule.last_epoch:,} batches, expected {steps:,}")
+    labels = torch.from_numpy(np.asarray(tree.labels[pictures.val]))
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(validation), _VALIDATION_BATCH):
+            part = slice(start, start + _VALIDATION_BATCH)
+            images = normalise(torch.stack(list(validation[part])).to(device), torch.float32)
+            yield Batch(images, labels[part].to(device), labels[part])
+
+    top1 = learner.validate(batches())["validation_accuracy"]
+    return Trial(key={"source": source.name, "seed": seed}, numbers={"top1_accuracy": top1})
+
+
+def judge(differences: Sequence[float], level: float, margin: float) -> tuple[float, float, str]:
+    """Return the interval of the mean of what `differences` are drawn from, and the verdict."""
+    mean, error = fmean(differences), stats.sem(differences)
+    low, high = stats.t.interval(level, len(differences) - 1, mean, error) if error else (mean, mean)
+    if high < 0:
+        return low, high, "worse"
+    if low > 0:
+        return low, high, "better"
+    return low, high, "as good" if -margin <= low and high <= margin else "within noise"
+
+
+def make_table(trials: Sequence[Trial], baseline: str, margin: float) -> Table:
+    """Make a row for each source, the baseline first: top-1 over its seeds, and the difference in points."""
+    sources: dict[str, dict[int, float]] = {baseline: {}}
+    for trial in trials:
+        by_seed = sources.setdefault(trial.key["source"], {})
+        by_seed[trial.key["seed"]] = 100 * trial.numbers["top1_accuracy"]
+    first = sources[baseline]
+    level = 1 - (1 - LEVEL) / max(1, len(sources) - 1)
+    rows = []
+    for name, by_seed in sources.items():
+        seeds = by_seed.keys() & first.keys()
+        text = ""
+        if name != baseline and len(seeds) > 1:
+            differences = [by_seed[seed] - first[seed] for seed in seeds]
+            low, high, verdict = judge(differences, level, margin)
+            text = f"{fmean(differences):+.2f} ({low:+.2f} to {high:+.2f}), {verdict}"
+        rows.append([name, str(len(by_seed)), f"{fmean(by_seed.values()):.2f}", text])
+    return Table(["pictures from", "seeds", "top-1", f"beside {baseline}"], rows)
+
+
+def show(document: Document, baseline: str, margin: float) -> None:
+    """Print the table of a file, and below it what was trained, and the machine."""
+    if not any(trial.key["source"] == baseline for trial in document.trials):
+        raise SettingError(f"no training of the baseline {baseline!r}", remedy="name another with --baseline")
+    settings = document.settings
+    click.echo(make_table(document.trials, baseline, margin).markdown())
+    click.echo(
+        f"\n{settings['model']} at {settings['size']} pixels, {settings['epochs']} epochs of batches of "
+        f"{settings['batch_size']}; as good: within ±{margin:g} points; "
+        f"{machine_line(document.machine, ('torch', 'torchvision', 'pillow'))}"
+    )
+
+
+def _judging(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what is compared, and what does not matter."""
+    margin = click.option("--margin", default=1.0, show_default=True, help="Points that do not matter.")
+    baseline = click.option("--baseline", default=IMAGEFOLDER, show_default=True)
+    return baseline(margin(function))
+
+
+@click.group(cls=commandline.Group)
+def command() -> None:
+    """Train the same model from several sources of the same pictures, and compare them."""
+
+
+@command.command("splits")
+@click.argument("tree", type=_PATH)
+@click.argument("path", type=_PATH)
+@click.option("--per-class", default=30, show_default=True, help="Pictures of each class that train.")
+def write_splits(tree: Path, path: Path, per_class: int) -> None:
+    """Write a list for 'precache convert --splits': so many pictures of each class train, the others are val.
+
+    With 30 this is the usual protocol of Caltech-101: Fei-Fei, Fergus, Perona, "Learning generative visual
+    models from few training examples" (2004), and later papers.
+    """
+    samples = list(scan_tree(tree).samples)
+    labels = np.array([sample.label for sample in samples])
+    rows = [("path", "split")]
+    for label in np.unique(labels):
+        order = np.random.default_rng((0, label)).permutation(np.flatnonzero(labels == label)).tolist()
+        train_rows = set(order[:per_class])
+        rows += [(samples[row].path, "train" if row in train_rows else "val") for row in sorted(order)]
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+@command.command("train")
+@click.argument("tree", type=_PATH)
+@click.argument("others", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--json", "json_path", type=_PATH, required=True, help="Keeps finished trainings.")
+@click.option("--model", type=click.Choice(list(MODELS)), default="resnet10", show_default=True)
+@click.option("--size", default=64, show_default=True, help="Side of the pictures, pixels.")
+@click.option("--epochs", default=20, show_default=True)
+@click.option("--batch-size", default=64, show_default=True)
+@click.option("--seeds", default=5, show_default=True, help="Trainings of each source.")
+@click.option("--amp", default="off", show_default=True, help="Precision: auto, bf16, fp16 or off.")
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--workers", default=1, show_default=True, help="Processes or threads of each loader.")
+@_judging
+def train_sources(
+    tree: Path,
+    others: Sequence[str],
+    json_path: Path,
+    seeds: int,
+    amp: str,
+    device: str,
+    baseline: str,
+    margin: float,
+    **settings: Any,
+) -> None:
+    """Train a model from TREE by ImageFolder, and from each SOURCE: NAME=BACKEND:FOLDER, or BACKEND on TREE.
+
+    Sources take turns in being the first with a seed, so that a machine that warms up affects all alike.
+    """
+    recipe = TrainingRecipe(**settings, device=device, amp=resolve_amp(amp, find_device(device)))
+    check_size(recipe.model, recipe.size)
+    sources = [open_source(text, tree) for text in (IMAGEFOLDER, *others)]
+    pictures = find_pictures(tree, sources)
+    data = {source.name: {"digest": f"{source.backend} {source.data.digest}"} for source in sources}
+    machine = describe_machine(torch.device(device))
+    trials = Trials(json_path, "accuracy", machine, {**asdict(recipe), "data": data})
+    missing = [
+        (source, seed)
+        for seed in range(seeds)
+        for source in (*sources[seed % len(sources) :], *sources[: seed % len(sources)])
+        if trials.find({"source": source.name, "seed": seed}) is None
+    ]
+    validation = decode_validation(pictures, recipe.size) if missing else []
+    with ProgressBar("accuracy", "training") as bar:
+        for number, (source, seed) in enumerate(missing):
+            bar(number, len(missing))
+            trials.add(train(source, seed, pictures, recipe, validation))
+    show(read_document(json_path), baseline, margin)
+
+
+@command.command("show")
+@click.argument("path", type=_PATH)
+@_judging
+def show_file(path: Path, baseline: str, margin: float) -> None:
+    """Print the table of the trainings that a file of `train` keeps."""
+    show(read_document(path), baseline, margin)
+
+
+if __name__ == "__main__":
+    harness.main(command, "accuracy")

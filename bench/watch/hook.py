@@ -220,7 +220,7 @@ def _describe_loader(loader: Any) -> None:
     Where a library makes a loader of its own of a script's loader, the description is of the latter.
     """
     origin = _origin_module().find_origin(sys._getframe(1))
-    dataset = vars(loader).get("dataset")
+    dataset = getattr(loader, "__dict__", {}).get("dataset")
     description = _find(_latest_descriptions, dataset)
     if not origin.libraries or description is None:
         _log.write("made", where=origin.where)

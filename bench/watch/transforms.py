@@ -68,9 +68,9 @@ def classes_checksum(classes: Sequence[str], labels: Iterable[int]) -> int:
 
 def _batch_arguments(loader: Any) -> dict[str, str]:
     data, folder = sys.modules["torch.utils.data"], sys.modules.get("torchvision.datasets.folder")
-    sampler, collate, ranks = loader.sampler, loader.collate_fn, _count_ranks()
     if type(loader) is not data.DataLoader:
         raise NotPlainError(f"the loader is a {type(loader).__name__}")
+    sampler, collate, ranks = loader.sampler, loader.collate_fn, _count_ranks()
     if folder is None or type(loader.dataset) is not folder.ImageFolder:
         raise NotPlainError(f"the dataset is a {type(loader.dataset).__name__}, not an ImageFolder itself")
     if collate is not data.default_collate:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bench.watch import hook, origin, transforms
 from bench.watch.origin import Origin, find_origin
+from loaders import Loader, Reading, build
 
 HERE = os.path.relpath(__file__)
 
@@ -100,6 +101,16 @@ def test_loader_remade_by_a_library_is_of_the_line_of_the_first(
     where = line_of("remade" if library == "accelerate" else "by Lightning's wrapper")
     assert (description["where"], description["libraries"]) == (where, ())
     assert events[-1] == ("made", where)
+
+
+def test_loader_of_build_is_of_the_line_that_calls_it(
+    events: list[tuple[Any, ...]], raw_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loader, "__init__", Loader.__init__)  # restored after the test
+    hook._watch_loader_class(Loader)
+    loader = build(raw_tree, reading=Reading(workers=0))  # by build
+    assert events == [("made", line_of("by build"))]
+    assert hook._find(hook._descriptions, loader)["where"] == line_of("by build")
 
 
 def test_loaders_that_one_line_makes_are_counted(events: list[tuple[Any, ...]]) -> None:

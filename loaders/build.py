@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,12 +19,12 @@ from loaders.augment import (
     find_augmentation,
     resized_side,
 )
+from loaders.concatenation import concatenate
 from loaders.converting import Conversion, ConvertingPipeline, reconcile
 from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_size
 from loaders.device import Lane, find_device
 from loaders.loader import Loader, Source
-from loaders.mixture import Mixture, epoch_samples, unite_classes
-from loaders.order import Epochs, MixedEpochs, Order
+from loaders.order import Order
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
@@ -88,9 +87,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     Args:
         path: a tree of class folders with pictures, or a folder that `precache convert` made of one; or the
             URL of a converted dataset, `s3://BUCKET/PREFIX`, whose shards are fetched ahead and cached on
-            this machine, see `Reading.cache_dir`. Several paths in a list are served as one dataset, see
-            `Sampling.shares`: classes of the same name are one, those of the first path keep their labels,
-            and `batch.fields["dataset"]`, int64 [n] on the CPU, says which path each sample is from.
+            this machine, see `Reading.cache_dir`. Several paths of one format in a list are served as one
+            dataset: classes of the same name are one, those of the first path keep their labels, and ids of
+            each dataset begin after the highest one of the dataset before.
         batch_size: samples per batch.
         split: split to serve: `train`, `val`, `test`. A raw tree without folders of these names, and without
             `splits`, is one split, `train`.
@@ -120,8 +119,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`: the one that the folder is
             made for.
         serving: crop ratio and views, see `loaders.Serving`.
-        sampling: classes, a subset, weights, shares of several datasets, and what to do with samples that
-            fill no batch, see `loaders.Sampling`. Default: each sample once.
+        sampling: classes, a subset, weights, and what to do with samples that fill no batch, see
+            `loaders.Sampling`. Default: each sample once.
         ranks: processes that share each epoch, see `loaders.Ranks`; `batch_size` is that of one of them.
         reading: workers, checksums, caches, memory and errors, see `loaders.Reading`.
         precache: folder for shards of the raw tree at `path`. A process of the lowest priority converts the
@@ -172,54 +171,44 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         serving=serving,
         reading=reading,
     )
-    is_mixture = isinstance(path, (list, tuple))
-    paths: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
-    if not paths:
-        raise SettingError("path is an empty list", remedy="give the paths of datasets")
-    if is_mixture and any(
-        setting is not None for setting in (sampling.classes, sampling.subset, sampling.weights)
-    ):
-        raise SettingError(
-            "classes, subset and weights are of one dataset", remedy="give one path, or shares alone"
-        )
-    if not is_mixture and sampling.shares is not None:
-        raise SettingError(
-            f"shares {sampling.shares!r} of one dataset", remedy="give a list of paths: build([A, B])"
-        )
     tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
-    parts = [choose_samples(sampling, _open_split(spec, part_path, tree_options)) for part_path in paths]
-    weights = find_weights(sampling, parts[0])
-    counts: tuple[int, ...] = ()
-    if is_mixture:
-        parts = unite_classes(parts)
-        counts = epoch_samples(sampling.shares, [len(part) for part in parts])
-    else:
-        parts = [fetch_in_parts(parts[0], None if weights is None else weights > 0)]
+    data = choose_samples(sampling, _open_splits(spec, path, tree_options))
+    weights = find_weights(sampling, data)
+    data = fetch_in_parts(data, None if weights is None else weights > 0)
     opener = _SourceOpener(
-        parts=parts,
-        is_mixture=is_mixture,
-        augment=augment,
-        lane=Lane(spec.device),
-        precache=precache,
-        recipe=recipe,
+        data=data, augment=augment, lane=Lane(spec.device), precache=precache, recipe=recipe
     )
     source = opener.open(spec)
-    readers = source.parts if isinstance(source, Mixture) else [source]
     try:
-        part_epochs = [
-            find_epochs(spec, part, reader.random_access, weights)
-            for part, reader in zip(parts, readers, strict=True)
-        ]
+        epochs = find_epochs(spec, data, source.random_access, weights)
     except SettingError:
         source.close()
         raise
-    epochs: Epochs | MixedEpochs = part_epochs[0]
-    if is_mixture:
-        epochs, nodes = MixedEpochs(parts=tuple(part_epochs), counts=counts), 1
-    elif parts[0].kind == RAW or part_epochs[0].kind == "full" or weights is not None:
+    if data.kind == RAW or epochs.kind == "full" or weights is not None:
         nodes = 1  # samples are not read shard by shard, so no node needs shards of its own
     order = Order(epochs, spec.batch_size, sampling.last, rank, world_size, nodes)
-    return Loader(spec, parts, order, source, opener.open)
+    return Loader(spec, data, order, source, opener.open)
+
+
+def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> SplitData:
+    """Open the split at `path`, or those at several paths as one.
+
+    Raises:
+        SettingError: see `open_split` and `concatenate`; or there is no path.
+    """
+    if not isinstance(path, (list, tuple)):
+        return _open_split(spec, path, tree_options)
+    if not path:
+        raise SettingError("path is an empty list", remedy="give the paths of datasets")
+    parts = []
+    for part_path in path:
+        try:
+            parts.append(_open_split(spec, part_path, tree_options))
+        except SettingError as error:
+            if error.path is None:
+                error.path = part_path
+            raise
+    return concatenate(parts)
 
 
 def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> SplitData:
@@ -241,16 +230,14 @@ class _SourceOpener:
     """Opens the source of a loader's batches, at first and each time that `Loader.set_size` changes the size.
 
     Attributes:
-        parts: splits to serve; one unless it is a mixture.
-        is_mixture: whether the splits are served as a mixture, even if it is a single one.
+        data: split to serve.
         augment: augmentation, see `build`.
         lane: lane of the loader.
         precache: folder into which the raw tree is converted meanwhile; None: it is not.
         recipe: recipe of that conversion.
     """
 
-    parts: Sequence[SplitData]
-    is_mixture: bool
+    data: SplitData
     augment: Augment
     lane: Lane
     precache: str | os.PathLike[str] | None
@@ -258,18 +245,11 @@ class _SourceOpener:
 
     def open(self, spec: LoaderSpec) -> Source:
         """Open the source for these settings, with the size and crop ratio that they leave open decided."""
-        served, ratio = served_size(self.parts, spec.size), spec.serving.crop_ratio
+        data = self.data
+        served, ratio = served_size(data, spec.size), spec.serving.crop_ratio
         if spec.size is None:
-            ratio = max(part.crop_ratio(ratio, served) for part in self.parts)
+            ratio = data.crop_ratio(ratio, served)
         spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
-        if self.is_mixture:
-            with ExitStack() as stack:
-                pipelines = [
-                    stack.enter_context(closing(self._open_pipeline(spec, part))) for part in self.parts
-                ]
-                stack.pop_all()
-            return Mixture(pipelines)
-        data = self.parts[0]
         if spec.last != "pad":  # then no batch has more samples than the split
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
         if self.precache is None:

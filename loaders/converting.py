@@ -124,7 +124,7 @@ class Conversion:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         self._shards: SplitData | None = None
-        tree = list_tree(str(data.path), data.class_depth)
+        tree = list_tree(str(data.path), data.datasets[0].class_depth)
         if hashlib.sha256(f"raw {tree.digest}".encode()).hexdigest() != data.whole.digest:
             self._give_up(f"is not read, for files of {data.path} came or went since the loader was built")
             return
@@ -134,7 +134,7 @@ class Conversion:
             return
         if read_launcher("LOCAL_RANK", rank, minimum=0) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
-            words += depth_flags(data.class_depth)
+            words += depth_flags(data.datasets[0].class_depth)
             try:
                 self._start_process(words)
             except OSError as error:
@@ -190,7 +190,7 @@ class Conversion:
                 remedy="give its recipe, or name another folder",
             )
         if changed_picture := self._first_changed_picture(dataset):
-            flags = (*shlex.split(self._recipe.to_flags()), *depth_flags(self._data.class_depth))
+            flags = (*shlex.split(self._recipe.to_flags()), *depth_flags(self._data.datasets[0].class_depth))
             command = shell_command("precache convert", self._data.path, self.folder, *flags, "--overwrite")
             self._give_up(
                 f"is out of date, for pictures changed since it was converted (first: {changed_picture}); to "
@@ -202,7 +202,9 @@ class Conversion:
         positions = np.argsort(stored_ids)
         positions = positions[np.isin(stored_ids[positions], ids)]
         if missing := len(ids) - len(positions):
-            command = shell_command("precache check", self._data.path, *depth_flags(self._data.class_depth))
+            command = shell_command(
+                "precache check", self._data.path, *depth_flags(self._data.datasets[0].class_depth)
+            )
             self._give_up(
                 f"lacks {missing:,} pictures of {self._data.path}, which cannot be decoded; to train without "
                 f'them, run: {command}, and build with reading=loaders.Reading(on_error="skip")'
@@ -244,7 +246,7 @@ class Conversion:
         ids = data.ids[:]  # ids of a tree are rows of its scan
         if np.array_equal(self._modified_ns, state.modified_ns[ids]):
             return ""
-        scan = scan_tree(str(data.path), data.class_depth)
+        scan = scan_tree(str(data.path), data.datasets[0].class_depth)
         self._check_source(scan.digest)
         return next(changed_pictures(scan, ids, state.modified_ns[ids], state.checksums[ids]), "")
 

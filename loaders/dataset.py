@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
@@ -27,6 +27,7 @@ from precache.dataset.files import open_checked_file
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
+from precache.dataset.statistics import ChannelStatistics
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -63,26 +64,41 @@ _MAX_PART_SHARE = 1 / 4  # a shard at a URL is fetched in part if at most this s
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteShards:
-    """Shards of a split at a URL, which are downloaded into a cache on this machine.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetFiles:
+    """Files of a dataset: where they lie, and how its shards come onto this machine.
 
     Attributes:
-        downloads: fetches the files of the dataset, and keeps them in the cache.
-        shards: shards of the split, in stored order.
-        parts: samples to fetch of the shards that are not fetched whole, by the shard's number.
+        path: the folder, or the URL.
+        digest: hex digest that identifies the dataset; for a raw tree that of the names of its pictures,
+            since their sizes are not read.
+        highest_id: highest id of its pictures, those of other splits and rejected ones included.
+        shards: shards of the split, in stored order; None for a raw tree.
+        folder: the opened folder of a converted dataset; None for a raw tree and at a URL.
+        downloads: fetches the files of a dataset at a URL, and keeps them in a cache; else None.
+        class_depth: how deep the class folders of a raw tree lie.
     """
 
-    downloads: CachedFiles
-    shards: ShardTable
-    parts: Mapping[int, "ShardPart"] = field(default_factory=dict)
+    path: Location
+    digest: str
+    highest_id: int
+    shards: ShardTable | None = None
+    folder: OpenedFolder | None = None
+    downloads: CachedFiles | None = None
+    class_depth: int = 1
 
     def hold(
-        self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
+        self,
+        number: int,
+        part: "ShardPart | None",
+        *,
+        with_index: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> ExitStack:
-        """Fetch shard `number` unless it is cached, and keep it until the returned stack is closed.
+        """Fetch shard `number` unless it is here, and keep it until the returned stack is closed.
 
         Args:
+            part: samples of it to fetch alone; None for the whole shard.
             with_index: whether to fetch the file beside the shard, too, that says where its samples lie.
             check: called by several threads during the fetch, which ends with what it raises. Default: a
                 function that raises Ending if the calling thread is to end.
@@ -90,123 +106,104 @@ class RemoteShards:
         Raises:
             StorageError: it cannot be fetched.
         """
-        check = check or stop_check()
-        shard, *index_files = self.shards[number].files
-        part = self.parts.get(number)
         with ExitStack() as stack:
-            if with_index or part is not None:
-                for file in index_files:
-                    stack.enter_context(open_checked_file(self.downloads, file, check))
-            stack.enter_context(self.downloads.open_file(shard, check, part))
+            if self.downloads is not None:
+                assert self.shards is not None
+                check = check or stop_check()
+                shard, *index_files = self.shards[number].files
+                if with_index or part is not None:
+                    for file in index_files:
+                        stack.enter_context(open_checked_file(self.downloads, file, check))
+                stack.enter_context(self.downloads.open_file(shard, check, part))
             return stack.pop_all()
 
-    def forget(self, number: int) -> None:
-        """Remove shard `number` from the cache, so that it is fetched again."""
-        part = self.parts.get(number)
+    def forget(self, number: int, part: "ShardPart | None") -> str:
+        """Remove shard `number` from the cache, so that it is fetched again.
+
+        Returns:
+            Reason of the error for the sample that was damaged.
+        """
+        assert self.downloads is not None
+        assert self.shards is not None
         for file in self.shards[number].files:
             self.downloads.forget(file.name)
             if part is not None:
                 self.downloads.forget(f"{part.prefix}{file.name}")
-
-    @property
-    def forgotten_reason(self) -> str:
-        """Reason of the error for a damaged sample whose shard was forgotten."""
         return (
             f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
             f"run again, and it is fetched from {self.downloads.url}"
         )
 
-    def max_shards_ahead(self, window_shards: int, largest_bytes: int) -> int:
-        """Return how many shards may be fetched beyond two windows, the one being served and the next.
-
-        Args:
-            window_shards: number of shards in a window.
-            largest_bytes: size of the largest shard.
-
-        Raises:
-            SettingError: the cache is too small for two windows.
-        """
-        self.check_cache_size(window_shards, largest_bytes)
-        cache_bytes = self.downloads.cache.bytes
-        if cache_bytes is None:
-            return window_shards
-        windows_bytes = self._windows_bytes(window_shards, largest_bytes)
-        free_bytes = max(0, cache_bytes // count_local_ranks() - windows_bytes)
-        return min(window_shards, free_bytes // largest_bytes)
-
-    def check_cache_size(self, window_shards: int, largest_bytes: int) -> None:
-        """Raise SettingError if the cache is too small for two windows; arguments as `max_shards_ahead`."""
-        cache_bytes = self.downloads.cache.bytes
-        windows_bytes = self._windows_bytes(window_shards, largest_bytes)
-        if cache_bytes is not None and cache_bytes < windows_bytes:
-            raise SettingError(
-                f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
-                f"{self.downloads.url}, got {cache_bytes:,}",
-                remedy=f"raise it, or pass memory_bytes={cache_bytes} for smaller windows",
-            )
-
-    def _windows_bytes(self, window_shards: int, largest_bytes: int) -> int:
-        """Return the number of bytes that two windows take at most."""
-        return 2 * min(window_shards, len(self.shards)) * largest_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """Samples of one split, in stored order.
+    """Samples of one split, in stored order; of several datasets one behind the other.
 
     The index of a converted folder is mapped, so that its used pages are in memory once for all processes. If
     classes or a subset leave samples out, each of the others takes 8 bytes.
 
     Attributes:
-        path: the folder, or the URL.
+        datasets: files of each dataset, whose shards follow one another.
         kind: `raw`, or the format of a converted folder.
         index: index of the samples, see `precache.dataset.index`; ids and labels alone for a raw tree.
         shard_samples: int64 [shards], samples of each shard in stored order; a raw tree is one shard.
         files: paths of the shards, see `local_shard`, or of the pictures of a raw tree.
         shard_bytes: int64 [shards], sizes of the shards' files; empty for a raw tree.
-        shards: table of the shards in the manifest; None for a raw tree.
         classes: class names.
-        size: size of the stored pictures; the side that they were fitted to if each has its own size;
-            DEFAULT_SIZE for a raw tree.
+        size: size of the stored pictures; if each has its own size, the side that they were fitted to, of
+            several datasets the smallest one; DEFAULT_SIZE for a raw tree.
         channels: channels of the stored pictures; pictures of a raw tree become RGB.
-        statistics: mean and standard deviation of each channel, of values in 0-1, of split `train` if there
-            is one, else of this split; None if the manifest has none.
-        digest: hex digest that identifies the dataset and what is left out of it; for a raw tree that of the
-            names of its pictures, since their sizes are not read.
-        class_depth: how deep the class folders of a raw tree lie.
-        parent: the split as it is stored, if this is a part of it, or has other labels; else None.
+        statistics: mean and standard deviation of each channel, of split `train` if there is one, else of
+            this split; None if they are not known of all pictures.
+        digest: hex digest that identifies the datasets and what is left out of them.
+        parent: the split as it is stored, if this is a part of it, or has other ids or labels; else None.
         chosen: int64 [n], positions in `parent` of the samples of a part, whose number in each shard
             `shard_samples` then counts; None if no sample is left out.
-        remote: fetches the shards of a dataset at a URL; else None.
-        folder: the opened folder of a converted dataset; None for a raw tree and at a URL.
+        shard_parts: samples to fetch of the shards at a URL that are not fetched whole, by shard number.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
+        first_shards: int64 [datasets], number of each dataset's first shard.
     """
 
-    path: Location
+    datasets: tuple[DatasetFiles, ...]
     kind: str
     index: SampleIndex
     shard_samples: Ints
     files: Sequence[str]
     shard_bytes: Ints
-    shards: ShardTable | None
     classes: tuple[str, ...]
     size: Size
     digest: str
     channels: int = 3
-    class_depth: int = 1
-    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    statistics: ChannelStatistics | None = None
     parent: "SplitData | None" = field(default=None, repr=False, compare=False)
     chosen: Positions | None = field(default=None, repr=False, compare=False)
-    remote: RemoteShards | None = field(default=None, repr=False, compare=False)
-    folder: OpenedFolder | None = field(default=None, repr=False, compare=False)
+    shard_parts: "Mapping[int, ShardPart]" = field(default_factory=dict, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
+    first_shards: Ints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         starts = np.concatenate(([0], np.cumsum(self.shard_samples, dtype=np.int64)))
         object.__setattr__(self, "shard_starts", starts)
+        counts = [1 if dataset.shards is None else len(dataset.shards) for dataset in self.datasets]
+        object.__setattr__(self, "first_shards", np.cumsum([0, *counts[:-1]]))
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def path(self) -> Location | str:
+        """Folder or URL of the dataset, for messages; those of several with ' + ' between them."""
+        if len(self.datasets) == 1:
+            return self.datasets[0].path
+        return " + ".join(str(dataset.path) for dataset in self.datasets)
+
+    @property
+    def download_cache(self) -> Cache | None:
+        """Cache that shards at a URL are fetched into; None if all shards lie on this machine."""
+        for dataset in self.datasets:
+            if dataset.downloads is not None:
+                return dataset.downloads.cache
+        return None
 
     @property
     def ids(self) -> Column:
@@ -223,23 +220,39 @@ class SplitData:
         """Column int32 [n, 2], height and width of each stored picture; None if all have `size`."""
         return self.index.get("shapes")
 
+    def find_shard(self, number: int) -> tuple[DatasetFiles, int]:
+        """Return the dataset that shard `number` belongs to, and the shard's number in it."""
+        dataset = int(np.searchsorted(self.first_shards, number, side="right")) - 1
+        return self.datasets[dataset], number - int(self.first_shards[dataset])
+
+    def hold(
+        self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
+    ) -> ExitStack:
+        """Fetch shard `number` unless it is here, see `DatasetFiles.hold`."""
+        dataset, own_number = self.find_shard(number)
+        return dataset.hold(own_number, self.shard_parts.get(number), with_index=with_index, check=check)
+
+    def forget(self, number: int) -> str:
+        """Remove shard `number`, one at a URL, from the cache; returns as `DatasetFiles.forget`."""
+        dataset, own_number = self.find_shard(number)
+        return dataset.forget(own_number, self.shard_parts.get(number))
+
     @contextmanager
     def local_shard(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
         """Yield the path of shard `number` on this machine, where it stays until the end of the block.
 
-        A shard at a URL is fetched first, see `RemoteShards.hold`.
+        A shard at a URL is fetched first, see `DatasetFiles.hold`.
 
         Raises:
             StorageError: it cannot be fetched.
             DatasetError: the dataset was replaced while its files were read.
         """
-        if self.remote is not None:
-            with self.remote.hold(number, with_index=with_index):
-                yield Path(self.files[number])
-        else:
-            assert self.folder is not None
-            with self.folder.check_unchanged():
-                yield Path(self.files[number])
+        folder = self.find_shard(number)[0].folder
+        with (
+            self.hold(number, with_index=with_index),
+            nullcontext() if folder is None else folder.check_unchanged(),
+        ):
+            yield Path(self.files[number])
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
         """Return `reader(path)` for shard `number`; at a URL, fetch it again once if it is damaged.
@@ -251,11 +264,15 @@ class SplitData:
             with self.local_shard(number, with_index=with_index) as path:
                 return reader(path)
         except DatasetError:
-            if self.remote is None:
+            if self.find_shard(number)[0].downloads is None:
                 raise
-        self.remote.forget(number)
+        self.forget(number)
         with self.local_shard(number, with_index=with_index) as path:
             return reader(path)
+
+    def verify_remedy(self, number: int) -> str:
+        """Return the remedy for a damaged shard: the command that verifies its dataset."""
+        return f"run: {shell_command('precache verify', self.find_shard(number)[0].path)}"
 
     def read_sample(self, position: int, path: Path, byte_range: Ints) -> StoredSample:
         """Read the sample at `position` from its shard at `path`, without comparing its checksum.
@@ -274,12 +291,16 @@ class SplitData:
             problem = f"not where its index says ({error})"
         else:
             # -1: the format stores no id beside the sample
-            if sample.id in (-1, self.ids[position]):
+            if sample.id in (-1, *self.stored_ids(np.array([position]))):
                 return sample
             problem = f"its index points to sample {sample.id}"
-        verify = shell_command("precache verify", self.path)
         misplaced = self.index.error(position, self.file_at(position), problem)
-        raise SampleError(misplaced.path, misplaced.reason, remedy=f"run: {verify}")
+        remedy = self.verify_remedy(int(self.locate(np.array([position]))[0][0]))
+        raise SampleError(misplaced.path, misplaced.reason, remedy=remedy)
+
+    def stored_ids(self, positions: Positions) -> Ints:
+        """Return the ids that the shards hold of the samples at `positions`, int64 [n]."""
+        return self.whole.ids[self.positions_in_whole(positions)]  # type: ignore[no-any-return]
 
     def locate(self, positions: Positions) -> tuple[Ints, Ints]:
         """Return the shards' numbers and the rows in them, int64 [n] each, of the samples at `positions`."""
@@ -342,7 +363,8 @@ class SplitData:
     def path_at(self, position: int) -> str:
         """Return the path of the picture at `position`, relative to the source tree, with forward slashes."""
         if self.kind == RAW:
-            return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
+            dataset, _ = self.find_shard(int(self.locate(np.array([position]))[0][0]))
+            return os.path.relpath(self.files[position], str(dataset.path)).replace(os.sep, "/")
         return self.index.path(position)
 
     def path_of(self, sample_id: object) -> str:
@@ -414,9 +436,39 @@ class SplitData:
                     remedy="give at least that, or convert again with smaller --shard-bytes",
                 )
             return memory_bytes // (2 * largest)
-        if self.remote is not None:
-            self.remote.check_cache_size(WINDOW_SHARDS, int(self.shard_bytes.max()))
+        if self.download_cache is not None:
+            self._check_cache_size(self.download_cache, WINDOW_SHARDS)
         return WINDOW_SHARDS
+
+    def max_shards_ahead(self, window_shards: int) -> int:
+        """Return how many shards may be fetched beyond two windows, the one being served and the next.
+
+        Args:
+            window_shards: number of shards in a window.
+
+        Raises:
+            SettingError: the cache is too small for two windows.
+        """
+        cache = self.download_cache
+        if cache is None or cache.bytes is None:
+            return window_shards
+        self._check_cache_size(cache, window_shards)
+        free_bytes = max(0, cache.bytes // count_local_ranks() - self._windows_bytes(window_shards))
+        return min(window_shards, free_bytes // int(self.shard_bytes.max()))
+
+    def _check_cache_size(self, cache: Cache, window_shards: int) -> None:
+        """Raise SettingError if the cache is too small for two windows."""
+        windows_bytes = self._windows_bytes(window_shards)
+        if cache.bytes is not None and cache.bytes < windows_bytes:
+            raise SettingError(
+                f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
+                f"{self.path}, got {cache.bytes:,}",
+                remedy=f"raise it, or pass memory_bytes={cache.bytes} for smaller windows",
+            )
+
+    def _windows_bytes(self, window_shards: int) -> int:
+        """Return the number of bytes that two windows take at most."""
+        return 2 * min(window_shards, len(self.files)) * int(self.shard_bytes.max())
 
 
 def depth_flags(class_depth: int) -> tuple[str, ...]:
@@ -434,15 +486,11 @@ def picture_remedy(error: ImageError, root: Location | str, class_depth: int, ad
     return f"{error.remedy}; {remedy}" if error.remedy else remedy
 
 
-def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
-    """Return `size`; if it is None, the smallest size that any of `parts` stores.
-
-    A single side counts as at most DEFAULT_SIZE, height and width as they are.
-    """
+def served_size(data: SplitData, size: Size | None) -> Size:
+    """Return `size`; if it is None, the stored size, a single side as at most DEFAULT_SIZE."""
     if size is not None:
         return size
-    sizes = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
-    return min(sizes, key=sides)
+    return data.size if isinstance(data.size, tuple) else min(data.size, DEFAULT_SIZE)
 
 
 def open_split(
@@ -544,23 +592,28 @@ def _split_name(split: str, names: Sequence[str]) -> str:
 def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
     split = _split_name(split, dataset.manifest.shards.split_names)
     shards = dataset.manifest.split_shards(split)
-    all_statistics = dataset.manifest.statistics
-    statistics = all_statistics.get("train", all_statistics.get(split))
-    return SplitData(
+    index, statistics = dataset.read_index(split), dataset.manifest.statistics
+    rejected_ids = [picture.id for picture in dataset.manifest.rejected]
+    files = DatasetFiles(
         path=dataset.place,
+        digest=dataset.digest,
+        highest_id=max([int(index.columns["ids"].values.max()), *rejected_ids]),
+        shards=shards,
+        folder=dataset.folder,
+        downloads=dataset.mirror,
+    )
+    return SplitData(
+        datasets=(files,),
         kind=dataset.manifest.recipe.format,
-        index=dataset.read_index(split),
+        index=index,
         shard_samples=shards.samples,
         files=tuple(f"{dataset.path}/{shards.file_name(number)}" for number in range(len(shards))),
         shard_bytes=shards.bytes[:, 0],
-        shards=shards,
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
         channels=CHANNELS[dataset.manifest.recipe.channels],
-        statistics=None if statistics is None else (statistics.mean, statistics.std),
-        remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
-        folder=dataset.folder,
+        statistics=statistics.get("train", statistics.get(split)),
     )
 
 
@@ -574,6 +627,10 @@ def _open_raw(
     skip_rejected: bool,
 ) -> SplitData:
     """Return a split of a raw tree, with the same samples as `precache convert` puts there."""
+    digest = hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest()
+    tree = DatasetFiles(
+        path=scan.root, digest=digest, highest_id=len(scan.samples) - 1, class_depth=class_depth
+    )
     recipe = Recipe(format="shards", splits=DEFAULT_SPLITS, seed=split_seed)
     if splits is not None and is_list_file(splits):
         scan, recipe = apply_list(scan, recipe, splits)
@@ -585,17 +642,15 @@ def _open_raw(
     samples, rows = scan.samples, rows_by_split[split]
     columns = {"ids": samples.ids, "labels": samples.labels}
     data = SplitData(
-        path=scan.root,
+        datasets=(tree,),
         kind=RAW,
         index=SampleIndex({name: Column(values[rows]) for name, values in columns.items()}),
         shard_samples=np.array([len(rows)]),
         files=samples.list_paths(f"{scan.root}/", rows),
         shard_bytes=np.empty(0, np.int64),
-        shards=None,
         classes=scan.classes,
         size=DEFAULT_SIZE,
-        digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
-        class_depth=class_depth,
+        digest=digest,
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
     if splits is None and not len(rejected):
@@ -702,8 +757,7 @@ def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> Spl
     Args:
         needed: bool [n], the samples that an epoch may serve; None: all of them.
     """
-    remote = data.remote
-    if remote is None:
+    if data.download_cache is None:
         return data
     if needed is None and data.chosen is None:  # every shard is needed whole
         return data
@@ -711,12 +765,13 @@ def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> Spl
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
     is_part = (counts > 0) & (counts <= _MAX_PART_SHARE * data.whole.shard_samples)
-    key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]
     shard_rows = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
     files, parts = list(data.files), {}
     for number in np.flatnonzero(is_part).tolist():
         path = Path(files[number])
-        if not path.exists():  # else the whole shard is cached already
+        is_remote = data.find_shard(number)[0].downloads is not None
+        if is_remote and not path.exists():  # else the whole shard is cached already
+            key = hashlib.sha256(shard_rows[number].tobytes()).hexdigest()[:16]
             files[number] = str(path.with_name(f"{key}-{path.name}"))
             parts[number] = ShardPart(f"{key}-", data.whole, number, shard_rows[number])
-    return replace(data, files=tuple(files), remote=replace(remote, parts=parts))
+    return replace(data, files=tuple(files), shard_parts=parts)

@@ -5,7 +5,7 @@ DataLoader of these parts, as Accelerate's `skip_first_batches` does, gets the l
 `RankBatchSampler` names them, and `SplitDataset` returns them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,8 @@ class SplitDataset(Dataset[Any]):
     """Samples of a loader's split: their number and classes; batches are taken through `RankBatchSampler`.
 
     Args:
-        parts: splits that the loader serves, with the classes of all.
-        path: path of the data, for messages.
-        description: kind, path and split of the data, for the repr.
+        data: split that the loader serves.
+        split: its name.
         take: returns the loader's batch at a place.
 
     Attributes:
@@ -34,30 +33,29 @@ class SplitDataset(Dataset[Any]):
 
     total_dataset_length = 0  # tells Accelerate not to cut the last gathered batch
 
-    def __init__(
-        self, parts: Sequence[SplitData], path: str, description: str, take: Callable[[BatchPlace], Batch]
-    ) -> None:
-        self.classes = parts[0].classes
+    def __init__(self, data: SplitData, split: str, take: Callable[[BatchPlace], Batch]) -> None:
+        self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self._parts, self._path, self._description, self._take = parts, path, description, take
+        self._data, self._split, self._take = data, split, take
 
     @property
     def targets(self) -> list[Any]:
         """Label of each sample, in stored order: a class as an index, a number, or a list of either."""
-        return [target for part in self._parts for target in part.targets()]
+        return self._data.targets()
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return len(self._data)
 
     def __repr__(self) -> str:
         return (
-            f"<loaders.SplitDataset {self._description}, {len(self):,} samples, "
-            f"{len(self.classes):,} classes>"
+            f"<loaders.SplitDataset {self._data.kind} {self._data.path}: {self._split}, "
+            f"{len(self):,} samples, {len(self.classes):,} classes>"
         )
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
-            f"the loader of {self._path} serves whole batches, and divides them among processes by itself",
+            f"the loader of {self._data.path} serves whole batches, and divides them among processes by "
+            f"itself",
             remedy="iterate over the loader, pass it to accelerator.prepare(), or pass on its `dataset` and "
             "`batch_sampler` together, unchanged",
         )

@@ -25,7 +25,6 @@ from precache.errors import (
     SettingError,
     SourceError,
     check_choice,
-    shell_command,
 )
 from precache.formats import FORMATS
 from precache.formats.base import Places
@@ -515,6 +514,6 @@ def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -
             f"its index names {len(places):,} samples up to byte {places.max(initial=0):,}, it has "
             f"{samples:,} in {shard_bytes:,} bytes",
             path=data.files[shard],
-            remedy=f"run: {shell_command('precache verify', data.path)}",
+            remedy=data.verify_remedy(shard),
         )
     return places

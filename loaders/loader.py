@@ -1,11 +1,10 @@
 """The one loader of all backends: epochs, order, state, and reading ahead."""
 
-import hashlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
@@ -23,7 +22,6 @@ from loaders.frameworks import (
     SplitDataset,
     return_unchanged,
 )
-from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec
 from loaders.threads import Ending, Prefetch, dead_worker_error
@@ -35,7 +33,7 @@ _AHEAD_BATCHES = 2
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)
-Source: TypeAlias = Pipeline | ConvertingPipeline | Mixture
+Source: TypeAlias = Pipeline | ConvertingPipeline
 """Type of what serves the batches of a loader."""
 
 
@@ -131,7 +129,7 @@ class Loader(IterableDataset[Batch]):
     def __init__(
         self,
         spec: LoaderSpec,
-        parts: Sequence[SplitData],
+        data: SplitData,
         order: Order,
         source: Source,
         open_source: Callable[[LoaderSpec], Source],
@@ -139,19 +137,19 @@ class Loader(IterableDataset[Batch]):
         """Make a loader; `loaders.build` does so.
 
         Args:
-            parts: splits to serve, each with the classes of all.
+            data: split to serve.
             source: serves the batches; the loader closes it.
             open_source: opens another source, for other settings.
         """
         self.spec = spec
-        self._path = " + ".join(str(part.path) for part in parts)
-        self.classes = parts[0].classes
+        self._path = str(data.path)
+        self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self._size = source.size
-        self._parts = parts
+        self._data = data
         self._source, self._open_source = source, open_source
         self._left_out: set[str] = set()  # files that a warning named
         self._order = order
@@ -182,13 +180,12 @@ class Loader(IterableDataset[Batch]):
             place = self._next.epoch, self._next.served % len(self)
             with self._taking:
                 self._size = as_size(*self._peek(place).images.shape[-2:])
-        return served_size(self._parts, self.spec.size) if self._size is None else self._size
+        return served_size(self._data, self.spec.size) if self._size is None else self._size
 
     @property
     def dataset(self) -> SplitDataset:
         """Dataset of the split's samples: `len(loader.dataset)`, `loader.dataset.targets`."""
-        description = f"{self._kind} {self._path}: {self.spec.split}"
-        return SplitDataset(self._parts, self._path, description, self.take)
+        return SplitDataset(self._data, self.spec.split, self.take)
 
     @property
     def sampler(self) -> RankSampler:
@@ -242,26 +239,18 @@ class Loader(IterableDataset[Batch]):
             self.spec, self._size = spec, self._source.size
         self._resized = True
 
-    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
-        """Return the path of a sample's picture, relative to the source tree.
+    def path_of(self, sample_id: SupportsIndex) -> str:
+        """Return the path of a sample's picture, relative to the source tree of its dataset.
 
         Args:
             sample_id: id of the sample, one of `batch.ids`.
-            dataset: number of its dataset, one of `batch.fields["dataset"]`; needed if there are several.
 
         Raises:
             SettingError: no such sample is in the split.
         """
-        number = 0 if dataset is None and len(self._parts) == 1 else dataset
-        if number is None or number not in range(len(self._parts)):
-            raise SettingError(
-                f"dataset {dataset!r}: ids are those of one of {self._path}",
-                remedy=f"give its number as dataset=, of batch.fields['dataset'], from 0 to "
-                f"{len(self._parts) - 1}",
-            )
         with suppress(TypeError):  # what is no integer is the id of no sample
             sample_id = index(sample_id)
-        return self._parts[index(number)].path_of(sample_id)
+        return self._data.path_of(sample_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state to go on from: epoch, batches served in it, and the identity of data and settings.
@@ -337,15 +326,11 @@ class Loader(IterableDataset[Batch]):
             remedy="build it in the process that uses it",
         )
 
-    @property
-    def _kind(self) -> str:
-        return self._parts[0].kind if len(self._parts) == 1 else "mixture"
-
     def __repr__(self) -> str:
         spec = self.spec
         rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
         return (
-            f"<loaders.Loader {self._kind} {self._path}: {spec.split}, {self.samples:,} samples, "
+            f"<loaders.Loader {self._data.kind} {self._path}: {spec.split}, {self.samples:,} samples, "
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
@@ -435,9 +420,9 @@ class Loader(IterableDataset[Batch]):
 
     def _with_remedy(self, error: ImageError, advice: str) -> ImageError:
         """Return `error`; for a picture of a raw tree with `advice` as a remedy."""
-        for part in self._parts:
-            if part.kind == RAW and error.path.startswith(f"{part.path}/"):
-                remedy = picture_remedy(error, part.path, part.class_depth, advice)
+        for dataset in self._data.datasets:
+            if self._data.kind == RAW and error.path.startswith(f"{dataset.path}/"):
+                remedy = picture_remedy(error, dataset.path, dataset.class_depth, advice)
                 return ImageError(error.path, error.reason, remedy=remedy)
         return error
 
@@ -463,10 +448,8 @@ class Loader(IterableDataset[Batch]):
 
     def _identity(self) -> dict[str, Any]:
         """Return JSON values that differ for other data, or settings that change the batches."""
-        digests = [part.digest for part in self._parts]
-        joint_digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()
         return {
-            "dataset": digests[0] if len(digests) == 1 else joint_digest,
+            "dataset": self._data.digest,
             "split": self.spec.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,

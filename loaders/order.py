@@ -5,12 +5,12 @@ a sample's rank in the stored order of its split. It depends on the seed, the ep
 never on workers or timing. All formats of one plan store their samples in the same order, and so serve them
 in the same order.
 
-`Epochs`, or `MixedEpochs`, gives the order that all ranks serve in an epoch; `Order` cuts it into the batches
+`Epochs` gives the order that all ranks serve in an epoch; `Order` cuts it into the batches
 of one rank. A place is computed when a rank is about to serve it. Only short orders (at most 65,536 samples),
 parts of a split and drawn samples are held as lists.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -25,7 +25,6 @@ from precache.dataset.columns import Ints
 _WINDOW_TAG, _WEIGHTED_TAG, _SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 4, 5, 6, 7, 8
 _MAX_LISTED = 1 << 16  # samples that are shuffled as a list, of 0.5 MB
 _BLOCK_PLACES = 1 << 17  # places that are looked up at a time: one call for each batch would cost more
-_MAX_GAP = 1 << 17  # between places of a mixture that are looked up together
 _ROUNDS = 10  # 6 pass the tests for 1,000 samples, where hashes of 5 bits are the least random
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
@@ -191,7 +190,7 @@ def shuffle_in_windows(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epochs:
-    """Order in which all ranks together serve one dataset, for any epoch.
+    """Order in which all ranks together serve a split, for any epoch.
 
     Attributes:
         shard_starts: int64 [shards + 1], see `loaders.dataset.SplitData`.
@@ -244,95 +243,6 @@ class Epochs:
         return {"shuffle": self.kind, **windows, "weights": weights}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixedEpochs:
-    """Order in which all ranks together serve several datasets, see `loaders.mixture`.
-
-    Positions count through the datasets, one behind the other.
-
-    Attributes:
-        parts: epochs of each dataset, without weights.
-        counts: number of samples of each dataset in an epoch.
-    """
-
-    parts: tuple[Epochs, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in an epoch, without those that fill up the last batch."""
-        return sum(self.counts)
-
-    def order(self, epoch: int, _: object = None) -> LookUp:
-        """Return the order of `epoch`, in which any place may be looked up."""
-        starts = np.cumsum([0, *(part.samples for part in self.parts)]).tolist()
-        streams = [
-            _endless_order(part, start, epoch * count)
-            for part, start, count in zip(self.parts, starts, self.counts, strict=False)
-        ]
-
-        def look_up_near(places: Ints) -> Positions:
-            first, last = int(places.min()), int(places.max())
-            datasets, numbers = interleave(self.counts, first, last + 1)
-            datasets, numbers = datasets[places - first], numbers[places - first]
-            positions = np.empty_like(places)
-            for dataset, stream in enumerate(streams):
-                is_of_dataset = datasets == dataset
-                positions[is_of_dataset] = stream(numbers[is_of_dataset])
-            return positions
-
-        def look_up(places: Ints) -> Positions:
-            cuts = np.flatnonzero(abs(np.diff(places)) > _MAX_GAP) + 1
-            return np.concatenate([look_up_near(part) for part in np.split(places, cuts)])
-
-        return look_up
-
-    def identity(self) -> dict[str, Any]:
-        """Return JSON values that differ for any other order of the same samples with the same seed."""
-        return {"shuffle": [part.identity() for part in self.parts], "samples": list(self.counts)}
-
-
-def _endless_order(part: Epochs, start: int, offset: int) -> LookUp:
-    """Return the order of a dataset's epochs, one behind the other.
-
-    Args:
-        start: position of the dataset's first sample in the mixture.
-        offset: number of the dataset's samples that come before place 0.
-    """
-    epoch_order = lru_cache(maxsize=1)(part.order)
-
-    def look_up(numbers: Ints) -> Positions:
-        epochs, places = np.divmod(offset + numbers, part.samples)
-        positions = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
-            is_in_epoch = epochs == epoch
-            positions[is_in_epoch] = epoch_order(epoch)(places[is_in_epoch])
-        return start + positions
-
-    return look_up
-
-
-def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[Ints, Ints]:
-    """Return, for places `start` to `stop` of an epoch, the dataset and the sample's number: int64 [n] each.
-
-    Each dataset's samples are numbered in the order in which they come in the epoch. Number j of m comes at
-    (j + 1/2) / m of the epoch: of two datasets, the samples so far have their shares to within half a sample,
-    and any batch to within one.
-
-    Args:
-        counts: number of samples of each dataset in an epoch.
-    """
-    total, margin = sum(counts), len(counts) + 1  # the formula gives a place to within one for each dataset
-    firsts = [max(0, count * (start - margin) // total) for count in counts]
-    stops = [min(count, count * (stop + margin) // total + 1) for count in counts]
-    spans = list(zip(firsts, stops, strict=True))
-    numbers = np.concatenate([np.arange(*span) for span in spans])
-    datasets = np.repeat(np.arange(len(counts)), np.subtract(stops, firsts))
-    order = np.argsort((numbers + 0.5) / np.array(counts)[datasets], kind="stable")
-    order = order[start - sum(firsts) :][: stop - start]
-    return datasets[order], numbers[order]
-
-
 class Order:
     """Batches of one rank, for any epoch: as many for each rank, none of them empty.
 
@@ -356,7 +266,7 @@ class Order:
 
     def __init__(
         self,
-        epochs: Epochs | MixedEpochs,
+        epochs: Epochs,
         batch_size: int,
         last: str,
         rank: int = 0,
@@ -364,7 +274,7 @@ class Order:
         nodes: int = 1,
     ) -> None:
         self.epochs, self._batch_size, self._nodes = epochs, batch_size, nodes
-        self._repeats = isinstance(epochs, MixedEpochs) or epochs.weights is not None
+        self._repeats = epochs.weights is not None
         self._ranks = world_size // nodes
         node, self._local = divmod(rank, self._ranks)
         self._min_samples = self._ranks * (batch_size if last == "pad" else 1)  # in a batch of the node

@@ -151,10 +151,6 @@ class Sampling:
             `"balanced"`, every class equally likely. An epoch draws as many samples as it would have without
             weights, with replacement: a sample may come several times, even in one batch, and is augmented
             anew each time.
-        shares: share of each dataset in every batch, relative to their sum: (0.7, 0.3). An epoch serves each
-            sample of the first dataset once and as many of the others as that makes; each dataset goes
-            through its own epochs, one after the other. A sample that comes again in one epoch is augmented
-            anew. Default: all samples of all datasets.
         last: what to do with the samples that do not fill a batch at the end of an epoch. `"partial"`: divide
             them and the last whole batch into two batches of equal size, give or take a sample, on all ranks;
             `"pad"`: fill the last batch up with samples served before; `"drop"`: leave them out. Every rank
@@ -168,7 +164,6 @@ class Sampling:
     classes: Iterable[str] | None = None
     subset: npt.ArrayLike | None = None
     weights: str | npt.ArrayLike | None = None
-    shares: Sequence[float] | None = None
     last: Last = "partial"
 
     def __post_init__(self) -> None:

@@ -60,7 +60,6 @@ class Pipeline:
         mean_and_std: with which floating-point images are normalised; None: images are integers.
 
     Attributes:
-        data: the split.
         lane: lane of the loader.
         random_access: see `Reader`.
         size: size of the served pictures; None if only the first batch will show it.
@@ -75,7 +74,7 @@ class Pipeline:
         late: BatchFunction | CheckedFunction | None,
         mean_and_std: MeanAndStd | None,
     ) -> None:
-        self.data, self.lane = data, lane
+        self._data, self.lane = data, lane
         self.random_access = reader.random_access
         self.size = None if isinstance(late, CheckedFunction) else spec.served
         self._dtype, self._views = spec.dtype, spec.serving.views
@@ -105,9 +104,9 @@ class Pipeline:
 
     def _prepare(self, images: torch.Tensor, request: Request) -> Batch:
         """Augment and normalise the images, and return them with labels and fields as a batch."""
-        ids = torch.from_numpy(self.data.ids[request.positions])
-        labels = upload(batch_labels(self.data, request.positions), self.lane.device)
-        columns = sorted(self.data.index.fields.items())
+        ids = torch.from_numpy(self._data.ids[request.positions])
+        labels = upload(batch_labels(self._data, request.positions), self.lane.device)
+        columns = sorted(self._data.index.fields.items())
         fields = {name: field_values(column, request.positions) for name, column in columns}
         if not len(ids):  # no picture could be decoded
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
@@ -175,7 +174,7 @@ def find_mean_and_std(normalize: Normalize, data: SplitData) -> MeanAndStd:
                 f"normalize 'dataset' needs mean and standard deviation, and {data.path} {kind}, or give "
                 f"normalize=(mean, std)"
             )
-        mean, std = data.statistics
+        mean, std = data.statistics.mean, data.statistics.std
         if min(std) == 0:
             raise SettingError(
                 f"normalize 'dataset': channel {std.index(0)} of {data.path} has the same value everywhere, "

@@ -22,6 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 __all__ = ["bucket", "storage"]
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
+OTHER_IMAGES = 27
+"""Number of pictures of the datasets `other`."""
 RECTANGLE = (36, 60)
 """Height and width of the datasets `rectangle-FORMAT`."""
 _module_counts = [0]
@@ -64,6 +66,17 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for name in FORMATS:
         convert(raw_tree, root / name, small_recipe(name), workers=0)
     return {name: root / name for name in FORMATS}
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Another tree, `raw`, and its dataset in each format: one new class, which sorts first, and old ones."""
+    root = tmp_path_factory.mktemp("other")
+    make_sample(root / "raw", images=OTHER_IMAGES, classes=3, seed=5, like="caltech", workers=0)
+    (root / "raw/001.anchor").rename(root / "raw/000.new")
+    for name in FORMATS:
+        convert(root / "raw", root / name, small_recipe(name), workers=0)
+    return {path.name: path for path in root.iterdir()}
 
 
 @pytest.fixture(scope="session")

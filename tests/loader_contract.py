@@ -1,13 +1,13 @@
 """Checks that every backend has to pass; `tests/loaders/test_backends.py` runs them over all backends.
 
-`Build` makes a loader of one backend over the same 70 pictures: `build(batch_size=16, ...)`. Sequences of
-calls, as trainings make them, are in `tests/loaders/test_state_machine.py`.
+`Build` makes a loader of one backend over the same pictures: `build(batch_size=16, ...)`. Sequences of calls,
+as trainings make them, are in `tests/loaders/test_state_machine.py`.
 """
 
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -38,28 +38,43 @@ def pairs_of(batches: Any) -> list[tuple[int, int]]:
     return [(int(i), int(y)) for batch in batches for i, y in zip(batch.ids, batch.labels, strict=True)]
 
 
+def list_samples(trees: Sequence[Path]) -> dict[int, tuple[int, str]]:
+    """List the samples of trees that are served one behind the other: id -> label and path of the picture."""
+    labels: dict[str, int] = {}
+    samples: dict[int, tuple[int, str]] = {}
+    for tree in trees:
+        scan, first_id = scan_tree(tree), len(samples)
+        for name in scan.classes:
+            labels.setdefault(name, len(labels))
+        for sample in scan.samples:
+            samples[first_id + sample.id] = labels[scan.classes[sample.label]], f"{tree}/{sample.path}"
+    return samples
+
+
 def check_samples(
-    build: Build, raw_tree: Path, size: Size, worst_psnr: float | None, channels: str = "rgb"
+    build: Build, trees: Sequence[Path], size: Size, worst_psnr: float | None, channels: str = "rgb"
 ) -> None:
     """Check that an epoch has each sample once, in batches of the right form, with the converter's pixels.
 
     Args:
         worst_psnr: smallest allowed PSNR of a picture, in dB; None: the backend serves noise.
     """
-    scan = scan_tree(raw_tree)
+    samples = list_samples(trees)
     with build(batch_size=16) as loader:
-        batches, samples = list(loader), len(scan.samples)
-        assert (loader.samples, loader.size) == (samples, size)
-        expected = sorted((sample.id, sample.label) for sample in scan.samples)
+        batches = list(loader)
+        assert (loader.samples, loader.size) == (len(samples), size)
+        expected = [(sample_id, label) for sample_id, (label, _) in samples.items()]
         assert sorted(pairs_of(batches)) == sorted(pairs_of(loader)) == expected
-        check_batches(batches, size, samples, 1 if channels == "grey" else 3)
+        for sample_id, (_, path) in samples.items():
+            assert path.endswith(f"/{loader.path_of(sample_id)}")
+        check_batches(batches, size, len(samples), 1 if channels == "grey" else 3)
         assert len(loader) == len(batches)
     if worst_psnr is None:
         return
     rendering = images.Rendering(size=size, channels=channels)
     for batch in batches:
         for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
-            path = f"{raw_tree}/{scan.samples[sample_id].path}"
+            _, path = samples[sample_id]
             due = images.render(images.read_bytes(path), path, rendering)[0]
             assert psnr(picture.permute(1, 2, 0).cpu().numpy(), due) >= worst_psnr, path
 

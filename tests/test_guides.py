@@ -95,6 +95,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         csv.writer(file).writerows(rows)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
+    (tmp_path / "more").symlink_to(tmp_path / "photos")
     (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
     make_webdataset(tmp_path / "tars", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)

@@ -229,11 +229,12 @@ def _link_pictures(tree: SplitData, rows: Rows, folder: Path) -> SplitData:
         link.symlink_to(file.resolve())
         files.append(str(link))
     identity = f"{tree.digest} rows {rows.tolist()}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     return replace(
         tree,
-        path=folder,
+        datasets=(replace(tree.datasets[0], path=folder, digest=digest),),
         index=tree.index.view_rows(rows),
         files=tuple(files),
         shard_samples=np.array([len(rows)]),
-        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        digest=digest,
     )

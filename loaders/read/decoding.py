@@ -181,9 +181,10 @@ class EncodedPictures:
             shard_numbers: number of the shard of each sample.
         """
         shapes = self._data.shapes_at(request.positions).tolist()
+        ids = self._data.ids[request.positions].tolist()
         positions, pictures = request.positions.tolist(), []
-        for position, number, sample, (height, width) in zip(
-            positions, shard_numbers, samples, shapes, strict=True
+        for position, sample_id, number, sample, (height, width) in zip(
+            positions, ids, shard_numbers, samples, shapes, strict=True
         ):
             error = None
             try:
@@ -191,7 +192,7 @@ class EncodedPictures:
             except ImageError as wrong:
                 error = copy(wrong)  # without its traceback
             assert isinstance(sample.data, bytes)
-            path = f"{self._data.files[number]}: sample {sample.id}"
+            path = f"{self._data.files[number]}: sample {sample_id}"
             pictures.append(Encoded(path, sample.data, (height, width), error, self._data.channels))
         return pictures
 
@@ -201,8 +202,8 @@ class EncodedPictures:
 
     def _read_shard(self, number: int, path: Path) -> Mapping[int, StoredSample]:
         self._check.compare_size(number)
-        if self._data.remote is not None and number in self._data.remote.parts:
-            return self._data.remote.parts[number].read(path)
+        if number in self._data.shard_parts:
+            return self._data.shard_parts[number].read(path)
         samples = list(FORMATS[self._data.kind].read_shard(path))
         whole = self._data.whole
         stored = whole.shard_positions(number)
@@ -235,7 +236,7 @@ class EncodedPictures:
                     content = read_descriptor_at(file.fileno(), start, size)
                     samples_by_slot[slot] = FORMATS[self._data.kind].read_sample(content)
         samples = [samples_by_slot[slot] for slot in range(len(shards))]
-        if [sample.id for sample in samples] != self._data.ids[request.positions].tolist():
+        if [sample.id for sample in samples] != self._data.stored_ids(request.positions).tolist():
             raise ValueError("other samples")
         return self._compare(request, shards.tolist(), samples)
 

@@ -15,7 +15,7 @@ from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
 from precache.dataset.files import file_problem
 from precache.dataset.index import checksum_of
-from precache.errors import DatasetError, SampleError, shell_command
+from precache.errors import DatasetError, SampleError
 from precache.pictures.jpeg import Pixels
 
 
@@ -74,9 +74,9 @@ class SampleCheck:
         return compare
 
     def _error(self, position: int, damage: str = "") -> SampleError:
-        if self._data.remote is not None:
-            self._data.remote.forget(int(self._data.locate(np.array([position]))[0][0]))
-            damage = self._data.remote.forgotten_reason
+        number = int(self._data.locate(np.array([position]))[0][0])
+        if self._data.find_shard(number)[0].downloads is not None:
+            damage = self._data.forget(number)
         return self._data.index.error(position, self._data.file_at(position), damage)
 
     def compare_size(self, number: int) -> None:
@@ -87,14 +87,15 @@ class SampleCheck:
         """
         if self._when == "never":
             return
-        assert self._data.shards is not None
+        dataset, own_number = self._data.find_shard(number)
+        assert dataset.shards is not None
         path = Path(self._data.files[number])  # where only a part of a shard was fetched, the part's own name
-        entry = replace(self._data.shards[number].files[0], name=path.name)
+        entry = replace(dataset.shards[own_number].files[0], name=path.name)
         if problem := file_problem(path.parent, entry, content=False):
             raise DatasetError(
                 problem.removeprefix(f"{path}: "),
                 path=path,
-                remedy=f"run: {shell_command('precache verify', self._data.path)}",
+                remedy=self._data.verify_remedy(number),
             )
 
 
@@ -115,5 +116,5 @@ def check_index(
         raise DatasetError(
             "holds other samples than the dataset's index says",
             path=data.files[number],
-            remedy=f"run: {shell_command('precache verify', data.path)}",
+            remedy=data.verify_remedy(number),
         )

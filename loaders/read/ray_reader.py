@@ -108,14 +108,15 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
 
 
 def _check_same_data(data: SplitData) -> None:
-    """Raise DatasetError where this node's path holds something else than where the loader was built."""
-    if data.remote is not None:
-        return  # a URL is the same everywhere, and fetched files are compared with the manifest's checksums
-    if data.kind == RAW:
-        if not os.path.isdir(str(data.path)):
-            raise DatasetError("is not there", path=data.path)
-    elif open_dataset(data.path).digest != data.whole.digest:
-        raise DatasetError("is another dataset there", path=data.path)
+    """Raise DatasetError where a path on this node holds something else than where the loader was built."""
+    for dataset in data.datasets:
+        if dataset.downloads is not None:
+            continue  # a URL is the same everywhere, and fetched files are compared with their checksums
+        if data.kind == RAW:
+            if not os.path.isdir(str(dataset.path)):
+                raise DatasetError("is not there", path=dataset.path)
+        elif open_dataset(dataset.path).digest != dataset.digest:
+            raise DatasetError("is another dataset there", path=dataset.path)
 
 
 CPU_BACKENDS = ("pytorch", "shards", "webdataset")
@@ -143,7 +144,7 @@ class RayReader:
                 remedy="choose one of them, or engine 'local'",
             )
         assert isinstance(spec.reading.workers, int)
-        fetches_few = data.remote is None or spec.shuffle == "full"  # as of `ShardsReader`
+        fetches_few = data.download_cache is None or spec.shuffle == "full"  # as of `ShardsReader`
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from loaders.batch import Request
-from loaders.dataset import RemoteShards, SplitData
+from loaders.dataset import SplitData
 from loaders.threads import Pool, stop_check
 
 T = TypeVar("T")
@@ -42,11 +42,10 @@ def open_shards_ahead(
         max_open: for a full shuffle: open nothing ahead, and keep up to so many shards open. 0: by windows.
         max_samples: for a full shuffle: how many samples ahead shards at a URL are fetched.
     """
-    remote = data.remote
     horizon = 0 if max_open else int(np.sort(data.shard_samples)[-window_shards:].sum())
     max_fetched = max_open
-    if remote is not None and not max_open:
-        max_fetched = remote.max_shards_ahead(window_shards, int(data.shard_bytes.max()))
+    if data.download_cache is not None and not max_open:
+        max_fetched = data.max_shards_ahead(window_shards)
     fetcher = ShardFetcher(data, max_fetched, horizon or max_samples)
     requests = fetcher.fetch_ahead(requests)
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
@@ -119,7 +118,7 @@ class ShardFetcher:
 
     def fetch_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
         """Yield the same requests while threads fetch the shards of later ones."""
-        if self._data.remote is None:
+        if self._data.download_cache is None:
             yield from requests
             return
         waiting: deque[Request] = deque()
@@ -138,7 +137,7 @@ class ShardFetcher:
                 for number in dict.fromkeys(self._data.locate(request.positions)[0].tolist()):
                     if number not in self._requested:
                         self._requested.add(number)
-                        self._fetching[number] = self._pool.submit(self._fetch, self._data.remote, number)
+                        self._fetching[number] = self._pool.submit(self._fetch, number)
             if not waiting:
                 return
             samples -= len(waiting[0].positions)
@@ -152,16 +151,10 @@ class ShardFetcher:
             StorageError: it cannot be fetched.
         """
         fetched = self._fetching.pop(number, None)
-        if fetched is not None:
-            with fetched.result():
-                yield
-        elif self._data.remote is not None:
-            with self._data.local_shard(number):
-                yield
-        else:
+        with self._data.hold(number) if fetched is None else fetched.result():
             yield
 
-    def _fetch(self, remote: RemoteShards, number: int) -> ExitStack:
+    def _fetch(self, number: int) -> ExitStack:
         check_this_thread = stop_check()
 
         def check() -> None:
@@ -169,7 +162,7 @@ class ShardFetcher:
             # The thread that made this object waits for the shard: asked to stop, it cannot tell this one.
             self._check()
 
-        return remote.hold(number, check=check)
+        return self._data.hold(number, check=check)
 
     def forget(self, number: int) -> None:
         """Fetch shard `number` again when it is requested again; called when it has been closed."""

@@ -19,7 +19,7 @@ from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.main_memory import has_room
 from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
-from precache.errors import DatasetError, OpenFilesError, shell_command
+from precache.errors import DatasetError, OpenFilesError
 from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.jpeg import Pixels
 from precache.storage import check_can_open, open_regular
@@ -128,7 +128,7 @@ class ShardsReader:
     """Reads single samples at random, or shard after shard for `shuffle="window"` and False."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        self.random_access = data.remote is None or spec.shuffle == "full"
+        self.random_access = data.download_cache is None or spec.shuffle == "full"
         self._data = data
         self._batch_size = spec.batch_size
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
@@ -141,11 +141,11 @@ class ShardsReader:
         self._drops_cached = self._sequential and memory_bytes is not None and split_bytes > memory_bytes
         self._reads_blocks = (
             not self._sequential
-            and data.remote is None
+            and data.download_cache is None
             and has_room(split_bytes)
             and len(data.files) <= _MAX_MAPS
         )
-        self._max_open = _MAX_OPEN if data.remote is None else _MAX_OPEN_OF_URL
+        self._max_open = _MAX_OPEN if data.download_cache is None else _MAX_OPEN_OF_URL
         if self._reads_blocks:
             self._max_open = len(data.files)
         # Samples for which the disk is still asked ahead: see `_read_ahead`.
@@ -219,12 +219,12 @@ class ShardsReader:
                 raise DatasetError(
                     "holds pictures of other sizes or channels than manifest and index say",
                     path=path,
-                    remedy=f"run: {shell_command('precache verify', self._data.path)}",
+                    remedy=self._data.verify_remedy(number),
                 )
             if self._sequential:
                 self._blocks.read_shard(file)
             in_blocks = self._sequential or self._reads_blocks
-            if self._data.remote is None:
+            if self._data.find_shard(number)[0].downloads is None:
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=None)
             else:
                 # The shared lock keeps the file in the cache of the URL until the map is closed.

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cache-on-the-device-train": ("shards", {"cache": "device", **FLOAT, **TRAIN, "views": 2}),
     "webdataset-float": ("webdataset", FLOAT),
     "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
-    "mixture": ("both", {"shares": (2, 1), "views": 2, **FLOAT, **TRAIN}),
+    "list": ("both", {"views": 2, **FLOAT, **TRAIN}),
     "synthetic-float": ("shards", {"backend": "synthetic", **FLOAT}),
     "dali-uint8": ("webdataset", {"backend": "dali"}),
     "dali-float": ("webdataset", {"backend": "dali", **FLOAT}),
@@ -62,7 +62,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("shards", "webdataset"):
         recipe = Recipe(format=name, size=24, fit="crop", shard_bytes=4 * 24**2 * 3)
         convert(root / "raw", root / name, recipe, workers=0)
-    both = [root / "shards", root / "webdataset"]
+    both = [root / "shards", root / "shards"]
     return {**{path.name: path for path in root.iterdir()}, "both": both}
 
 

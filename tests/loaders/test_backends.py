@@ -11,11 +11,10 @@ from PIL import Image
 
 from loaders.dataset import open_split
 from precache.pictures.sizes import Size, as_size, sides
-from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests import sampling_contract
 from tests.building import build_loader
-from tests.conftest import RECTANGLE, STORED_SIZE
+from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
 from tests.loaders.ray_nodes import ON_RAY
 
 RAW_SIZE = 40
@@ -28,6 +27,8 @@ CASES: list[Case] = [
     ("dali", "dali", 34.0),
 ]
 """Cases that the whole contract is tested with."""
+LIST_CASES: list[Case] = [(backend, f"list-{kind}", worst_psnr) for backend, kind, worst_psnr in CASES]
+"""Cases of a list of two datasets, with which samples, pixels and orders are tested."""
 SYNTHETIC = ("synthetic", "shards", None)
 OTHER_CASES: list[Case] = [
     ("dali", "raw", 42.0),
@@ -46,26 +47,37 @@ OTHER_CASES: list[Case] = [
         for backend, kind, worst_psnr in (*CASES[1:], SYNTHETIC)
     ),
     ("ray-pytorch", "raw", 60.0),
-    ("ray-shards", "shards", math.inf),
+    ("ray-shards", "list-shards", math.inf),
 ]
 """Cases of which samples and pixels alone are compared."""
 NO_DALI = "DALI is not installed: pip install nvidia-dali-cuda120"
 
 
 class BackendCase:
-    """Backend over a folder; `build` builds its loaders, and is the argument of the contracts."""
+    """Backend over a folder or two; `build` builds its loaders, and is the argument of the contracts.
 
-    def __init__(self, case: Case, folders: dict[str, Path], device: str) -> None:
+    Attributes:
+        trees: trees of the pictures.
+        samples: (id, label) of every sample.
+    """
+
+    def __init__(self, case: Case, folders: dict[str, Path], other: dict[str, Path], device: str) -> None:
         backend, kind, self.worst_psnr = case
         if backend == "dali":
             pytest.importorskip("nvidia.dali", reason=NO_DALI)
-        self.path, self.is_raw = folders[kind], kind == "raw"
+        self.kind = kind.removeprefix("list-")
+        self.paths, self.trees = [folders[self.kind]], [folders["raw"]]
+        if kind.startswith("list"):
+            self.paths.append(other[self.kind])
+            self.trees.append(other["raw"])
+        self.samples = [(i, label) for i, (label, _) in contract.list_samples(self.trees).items()]
+        self.is_raw = self.kind == "raw"
         self.channels = "grey" if kind.startswith("grey") else "rgb"
         shape: Size = RECTANGLE if kind.startswith("rectangle") else STORED_SIZE
         self.size = RAW_SIZE if self.is_raw else shape
         self.build: contract.Build = partial(
             build_loader,
-            self.path,
+            self.paths if kind.startswith("list") else self.paths[0],
             backend=backend.removeprefix(ON_RAY),
             device=device,
             size=self.size,
@@ -81,35 +93,37 @@ def folders(raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path])
     return {"raw": raw_tree, "rectangle-raw": raw_tree, **converted, **shaped}
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
-def opened(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> BackendCase:
-    return BackendCase(request.param, folders, device)
+def name_case(case: Case) -> str:
+    return f"{case[0]}-{case[1]}"
 
 
-@pytest.fixture
-def samples(raw_tree: Path) -> list[tuple[int, int]]:
-    """(id, label) of every sample."""
-    return [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
+also_over_lists = pytest.mark.parametrize("opened", [*CASES, *LIST_CASES], ids=name_case, indirect=True)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OTHER_CASES], ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.fixture(params=CASES, ids=name_case)
+def opened(
+    request: pytest.FixtureRequest, folders: dict[str, Path], other: dict[str, Path], device: str
+) -> BackendCase:
+    return BackendCase(request.param, folders, other, device)
+
+
+@pytest.mark.parametrize("case", [*CASES, *LIST_CASES, *OTHER_CASES], ids=name_case)
 def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
     case: Case,
     folders: dict[str, Path],
+    other: dict[str, Path],
     device: str,
-    raw_tree: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     if case[0].startswith(ON_RAY):
         request.getfixturevalue("ray_cluster")
-    opened = BackendCase(case, folders, device)
-    contract.check_samples(opened.build, raw_tree, opened.size, opened.worst_psnr, opened.channels)
+    opened = BackendCase(case, folders, other, device)
+    contract.check_samples(opened.build, opened.trees, opened.size, opened.worst_psnr, opened.channels)
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        contract.check_order_depends_on_seed_and_epoch_alone,
         contract.check_floats_are_normalised,
         contract.check_torchs_defaults_change_nothing,
         contract.check_threads_take_turns,
@@ -120,19 +134,31 @@ def test_a_backend_holds_the_loader_contract(opened: BackendCase, check: Any) ->
     check(opened.build)
 
 
+@also_over_lists
+def test_the_order_depends_on_seed_and_epoch_alone(opened: BackendCase) -> None:
+    contract.check_order_depends_on_seed_and_epoch_alone(opened.build)
+
+
+@also_over_lists
 def test_without_shuffle_the_order_is_the_stored_one(opened: BackendCase) -> None:
-    stored = open_split(opened.path, "train").ids.tolist()
+    stored = [
+        IMAGES * number + i
+        for number, path in enumerate(opened.paths)
+        for i in open_split(path, "train").ids.tolist()
+    ]
     assert (stored == sorted(stored)) == opened.is_raw
     contract.check_without_shuffle_the_order_is_the_stored_one(opened.build, stored)
 
 
-def test_a_subset_is_served_like_a_whole_split(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
-    contract.check_ranks_share_each_epoch(opened.build, [sample_id for sample_id, _ in samples])
-    sampling_contract.check_a_part(opened.build, samples, full=opened.is_raw or opened.path.name == "shards")
+@also_over_lists
+def test_a_subset_is_served_like_a_whole_split(opened: BackendCase) -> None:
+    contract.check_ranks_share_each_epoch(opened.build, [sample_id for sample_id, _ in opened.samples])
+    sampling_contract.check_a_part(opened.build, opened.samples, full=opened.kind in ("raw", "shards"))
 
 
-def test_weights_draw_with_replacement(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
-    sampling_contract.check_weights(opened.build, samples)
+@also_over_lists
+def test_weights_draw_with_replacement(opened: BackendCase) -> None:
+    sampling_contract.check_weights(opened.build, opened.samples)
 
 
 def test_set_size_serves_the_next_epoch_in_another_size(opened: BackendCase) -> None:
@@ -142,10 +168,12 @@ def test_set_size_serves_the_next_epoch_in_another_size(opened: BackendCase) -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_a_cache_changes_no_order_and_no_pixels(case: Case, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("case", [*CASES, *LIST_CASES], ids=name_case)
+def test_a_cache_changes_no_order_and_no_pixels(
+    case: Case, folders: dict[str, Path], other: dict[str, Path]
+) -> None:
     """Without a GPU, `tests/cuda/test_cache.py` tests it on a simulated one."""
-    opened = BackendCase(case, folders, "cuda")
+    opened = BackendCase(case, folders, other, "cuda")
     contract.check_a_cache_changes_nothing_but_the_reading(opened.build)
     if not opened.is_raw:
         sampling_contract.check_views(partial(opened.build, cache="device"))

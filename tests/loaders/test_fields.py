@@ -54,7 +54,7 @@ def check_served(loader: Any, target: str) -> list[int]:
     values, dtype = TARGETS[target], torch.int64 if target in ("class", "none") else torch.float32
     served = list(loader)
     for batch in served:
-        ids = batch.ids.tolist()
+        ids = (batch.ids % SAMPLES).tolist()  # of a list, too, of the same dataset several times
         expected = [-1] * len(ids) if values is None else [values[i] for i in ids]
         if target == "classes":
             expected = [[float(number in values[i]) for number in range(len(CLASSES))] for i in ids]
@@ -64,7 +64,7 @@ def check_served(loader: Any, target: str) -> list[int]:
     return ids_of(served)
 
 
-def build(path: Path, backend: str = "shards", **settings: Any) -> loaders.Loader:
+def build(path: Any, backend: str = "shards", **settings: Any) -> loaders.Loader:
     return build_loader(path, backend=backend, **{"batch_size": 5, "workers": 2, **settings})
 
 
@@ -86,6 +86,15 @@ def test_every_sample_has_its_target_and_fields(
         with build(path, backend, last="pad", rank=1, world_size=3, shuffle=False) as loader:
             for _ in range(2):
                 check_served(loader, target)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_list_has_the_targets_and_fields_of_all_its_datasets(target: str, folder: MakeFolder) -> None:
+    path = folder(target, "shards")
+    targets = loaders.build(path).dataset.targets
+    with build([path] * 3) as loader:
+        assert sorted(check_served(loader, target)) == list(range(3 * SAMPLES))
+        assert loader.dataset.targets == targets * 3
 
 
 @pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)

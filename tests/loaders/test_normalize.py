@@ -64,14 +64,12 @@ def test_torchs_default_dtype_and_device_change_no_value(
 ) -> None:
     """Large models are built with another default; `augment_batch` stands for the work on a GPU."""
     jitter = loaders.RandomAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
-    shards, both = converted["shards"], [converted["shards"], converted["webdataset"]]
+    paths = converted["shards"], converted["webdataset"]
 
     def serve() -> list[torch.Tensor]:
         augments = (None, "train", jitter, partial(augment_batch, jitter, 0, 32))
         settings: dict[str, Any] = {"size": 32, "dtype": "float32"}
-        images = [
-            served(path, augment=augment, **settings) for path in (shards, both) for augment in augments
-        ]
+        images = [served(path, augment=augment, **settings) for path in paths for augment in augments]
         pixels = torch.from_numpy(np.arange(192, dtype=np.uint8).reshape(1, 3, 8, 8))
         return [*images, normalise(pixels, torch.float32)]
 

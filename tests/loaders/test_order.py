@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaders.batch import Request
-from loaders.order import Epochs, KeyedPermutation, MixedEpochs, Order
+from loaders.order import Epochs, KeyedPermutation, Order
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4
 KINDS = ("full", "window", "none")
@@ -24,7 +24,7 @@ def make_epochs(kind: str, shard_samples: tuple[int, ...] | np.ndarray = SHARDS,
     return Epochs(shard_starts=starts, kind=kind, **{"seed": 3, "window_shards": 4, **other})
 
 
-def make_order(epochs: Epochs | MixedEpochs, **settings: Any) -> Order:
+def make_order(epochs: Epochs, **settings: Any) -> Order:
     return Order(epochs=epochs, **{"batch_size": 16, "last": "partial", **settings})
 
 
@@ -253,20 +253,14 @@ def test_two_nodes_share_at_most_one_shard(kind: str) -> None:
     assert sum(len(nodes) > 1 for nodes in readers.values()) <= 1
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixture"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_out_of_a_billion_samples_is_cheap(kind: str) -> None:
     """A batch of 64 takes less than 1 s of CPU and 100 MiB, however many samples the epoch has."""
     shards = np.full(600_000, 1666)
     shards[:400_000] += 1
-    epochs: Epochs | MixedEpochs
-    if kind == "mixture":
-        parts = (make_epochs("full", shards), make_epochs("window", shards), make_epochs("full"))
-        epochs = MixedEpochs(parts=parts, counts=(10**9, 10**9, 3000))
-    else:
-        epochs = make_epochs(kind, shards, window_shards=8)
-        assert epochs.samples == 10**9
-    nodes = 1 if kind == "mixture" else 128
-    order = make_order(epochs, batch_size=64, rank=777, world_size=1024, nodes=nodes)
+    epochs = make_epochs(kind, shards, window_shards=8)
+    assert epochs.samples == 10**9
+    order = make_order(epochs, batch_size=64, rank=777, world_size=1024, nodes=128)
     for number in (0, 10_000):
         tracemalloc.start()
         start_s = time.thread_time()  # CPU time of this thread alone
@@ -275,33 +269,8 @@ def test_a_batch_out_of_a_billion_samples_is_cheap(kind: str) -> None:
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(request.positions) == 64
-        assert kind != "mixture" or abs((request.positions < 10**9).sum() - 32) <= 1
         assert duration_s < 1
         assert peak_bytes < 100 << 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mixture_equals_its_parts_sorted_by_time(kind: str) -> None:
-    """Places computed one by one are compared with a whole epoch, sorted by time."""
-    counts = (1000, 900, 37)
-    parts = tuple(make_epochs(kind, sizes) for sizes in (SHARDS, (40, 13, 27), (50, 50)))
-    for epoch in (0, 1, 5):
-        listed = []
-        for part, count in zip(parts, counts, strict=True):
-            first, last = epoch * count // part.samples, (epoch * count + count - 1) // part.samples
-            epochs = [part.order(e)(np.arange(part.samples)) for e in range(first, last + 1)]
-            listed.append(np.concatenate(epochs)[epoch * count % part.samples :][:count])
-        times = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-        offsets = np.repeat([0, 1000, 1080], counts)
-        expected = (np.concatenate(listed) + offsets)[np.argsort(times, kind="stable")].tolist()
-        for rank, world_size in ((0, 1), (1, 3)):
-            mixed = MixedEpochs(parts=parts, counts=counts)
-            order = make_order(mixed, last="drop", rank=rank, world_size=world_size)
-            for number, request in enumerate(order.batches(epoch)):
-                start = number * 16 * world_size + rank * 16
-                assert request.positions.tolist() == expected[start : start + 16]
-                assert request.places is not None
-                assert request.places.tolist() == list(range(start, start + 16)), "repeats are drawn anew"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 255, 256, 257, 1000, 65_537, 1 << 17, (1 << 17) + 1, 300_000])

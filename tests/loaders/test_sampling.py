@@ -84,8 +84,7 @@ def test_a_state_is_refused_with_other_sampling_settings(
     choices: list[dict[str, Any]] = [
         {}, {"subset": ids}, {"subset": ids[1:]}, {"classes": ["001.anchor"]}, {"weights": "balanced"},
         {"weights": np.arange(IMAGES)},
-        {"path": both}, {"path": both[::-1]},
-        {"path": both, "shares": (1, 2)}, {"path": both, "shares": (2, 1)},
+        {"path": both}, {"path": both[::-1]}, {"path": both, "subset": ids},
         {"shuffle": "window"}, {"shuffle": "window", "memory_bytes": 400_000},
         {"shuffle": "window", "rank": 0, "world_size": 2, "batch_size": 16, "per_node": 1},
     ]  # fmt: skip

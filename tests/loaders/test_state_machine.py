@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
-from tests.conftest import IMAGES, STORED_SIZE
+from tests.conftest import IMAGES, OTHER_IMAGES, STORED_SIZE
 from tests.loader_contract import new_threads_and_processes, threads_and_processes
 from tests.loaders.cases import MAIN_CASES
 
@@ -265,11 +265,17 @@ def becomes_true(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize(("backend", "kind"), [*MAIN_CASES, pytest.param("auto", "mixture", id="mixture")])
+@pytest.mark.parametrize(("backend", "kind"), [*MAIN_CASES, pytest.param("auto", "list", id="list")])
 def test_any_training_gets_the_batches_of_the_order(
-    backend: str, kind: str, times: int, raw_tree: Path, converted: dict[str, Path]
+    backend: str,
+    kind: str,
+    times: int,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    other: dict[str, Path],
 ) -> None:
-    paths = {"raw": raw_tree, "mixture": [converted["shards"], converted["webdataset"]], **converted}
+    paths = {"raw": raw_tree, "list": [converted["shards"], other["shards"]], **converted}
+    samples = IMAGES + OTHER_IMAGES * (kind == "list")
     build = partial(build_loader, paths[kind], backend=backend)
     epochs: dict[int, Steps] = {}
 
@@ -278,7 +284,7 @@ def test_any_training_gets_the_batches_of_the_order(
             with build(batch_size=GLOBAL_BATCH, size=STORED_SIZE, workers=1) as alone:
                 alone.set_epoch(epoch)
                 epochs[epoch] = [sorted(batch.ids.tolist()) for batch in alone]
-            assert sorted(chain(*epochs[epoch])) == sorted([*range(IMAGES)] * (2 if kind == "mixture" else 1))
+            assert sorted(chain(*epochs[epoch])) == [*range(samples)]
         return epochs[epoch]
 
     run_state_machine_as_test(

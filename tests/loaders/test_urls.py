@@ -28,6 +28,7 @@ from precache.storage.urls import Url
 from tests.building import build_loader
 from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import upload
+from tests.conftest import IMAGES, OTHER_IMAGES
 from tests.faults.mutations import spoil
 
 QUIET: dict[str, Any] = {"batch_size": 8, "seed": 3, "device": "cpu"}
@@ -42,7 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def served(path: Path | Url | str, **settings: object) -> Served:
+def served(path: Any, **settings: object) -> Served:
     """Serve one epoch, and return ids, images and labels of its batches."""
     with build_loader(path, **{**QUIET, **settings}) as loader:
         return [(batch.ids.tolist(), batch.images.clone(), batch.labels.clone()) for batch in loader]
@@ -186,6 +187,42 @@ def test_few_samples_are_fetched_by_their_ranges(
         assert_same(served(url, **settings), expected)
         assert [seen.path.rpartition("/")[2] for seen in storage.seen[before:]] == ["dataset.json"]
     assert_same(served(url), served(converted[kind], shuffle="window"))
+
+
+@pytest.mark.parametrize("kind", ["shards", "webdataset"])
+@pytest.mark.parametrize("are_urls", [(True, True), (True, False), (False, True)])
+def test_a_list_with_urls_serves_the_batches_of_the_folders(
+    kind: str,
+    are_urls: tuple[bool, bool],
+    converted: dict[str, Path],
+    other: dict[str, Path],
+    bucket: Url,
+    storage: Storage,
+) -> None:
+    folders = [converted[kind], other[kind]]
+    urls = [upload(folder, bucket / name) for folder, name in zip(folders, "ab", strict=True)]
+    paths = [url if is_url else folder for url, folder, is_url in zip(urls, folders, are_urls, strict=True)]
+    few = [*four_ids(folders[0]), *(open_dataset(folders[1]).read_index("train").ids[:2] + IMAGES)]
+    for settings in ({}, {"subset": few}):
+        expected = served(folders, **settings, shuffle="window")
+        assert_same(served(paths, **settings), expected)
+        before = len(storage.seen)
+        assert_same(served(paths, **settings), expected)
+        assert not shard_requests(storage, before)
+
+
+def test_parts_of_a_shard_are_those_of_its_own_samples(
+    converted: dict[str, Path], other: dict[str, Path], bucket: Url
+) -> None:
+    """An id is another sample of the same shard if more datasets come before it in the list."""
+    url = upload(converted["shards"], bucket / "a")
+    index = open_dataset(url).read_index("train")
+    shards = [{*index.ids[start : start + 12].tolist()} for start in range(0, 60, 12)]
+    shared = [i for ids in shards for i in ids if i - OTHER_IMAGES in ids]
+    assert shared
+    for first in ([other["shards"]], [other["shards"]] * 2):
+        settings = {"subset": [shared[0] + OTHER_IMAGES], "shuffle": "window"}
+        assert_same(served([*first, url], **settings), served([*first, converted["shards"]], **settings))
 
 
 def test_closing_does_not_wait_for_a_silent_storage(

@@ -19,7 +19,6 @@ from precache.cli import commandline
 from precache.cli.main import main as precache
 from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
-from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.command import ROOT, run
 from tests.precache.sources.tars import make_webdataset
@@ -113,9 +112,6 @@ def test_every_command_of_a_guide_is_valid(guide: str) -> None:
 
 @pytest.mark.parametrize("guide", ["precache/README.md", "loaders/README.md"])
 def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Url) -> None:
-    store = ObjectStore(bucket / "photos")
-    for sample in scan_tree(photos / "photos").samples:
-        store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
         if "--without" in words:
             picture = next((photos / "photos").glob("*/*.jpg"))

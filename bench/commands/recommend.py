@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bench.commands.options import PLACE, make_settings, option, split_names
+from bench.commands.options import make_settings, option, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.recommend import Question, recommend
 from bench.measure.sample import train_images
@@ -15,13 +15,13 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import stored_size as default_stored_size
 from precache.cli import commandline
-from precache.cli.commandline import combine_options
+from precache.cli.commandline import LocalPath, combine_options
 from precache.cli.convert import DATA
 from precache.errors import SettingError, check_choice
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.base import Scan
-from precache.sources.tree import ObjectTree, scan_tree
-from precache.storage.urls import Location, Url
+from precache.sources.tree import scan_tree
+from precache.storage.urls import source_path
 
 _BATCH_SIZE = 64
 _QUICK: dict[str, Any] = {"pictures": 100, "limit_s": 22.0}
@@ -83,7 +83,7 @@ def _parse_what_if(
     short_help="What would converting a tree of pictures bring?",
     epilog=EPILOG,
 )
-@click.argument("src", type=PLACE)
+@click.argument("src", type=LocalPath(source_path))
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option(
     "--format",
@@ -97,7 +97,7 @@ def _parse_what_if(
 @combine_options("trial_options", dict, _TRIAL_OPTIONS)
 @output_options
 def command(
-    src: Location,
+    src: Path,
     thorough: bool,
     formats: str | None,
     stored_size: int | None,
@@ -121,7 +121,7 @@ def command(
     stored_size = stored_size or default_stored_size(size)
     if size > stored_size:
         raise SettingError(f"size must be at most the stored size {stored_size}, got {size}")
-    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src)
+    scan = scan_tree(src)
     question = Question(
         scan=scan,
         recipe=Recipe(format=names[0], size=stored_size),

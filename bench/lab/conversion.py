@@ -68,7 +68,7 @@ def time_stages(scan: Scan, recipe: Recipe, count: int) -> dict[str, float]:
 def convert_whole(scan: Scan, recipe: Recipe, workers: int) -> dict[str, float]:
     """Return images/s of `precache convert` in a process of its own."""
     with temporary_folder() as folder:
-        words = [str(scan.folder), str(folder / "out"), *shlex.split(recipe.to_flags())]
+        words = [str(scan.root), str(folder / "out"), *shlex.split(recipe.to_flags())]
         command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(workers)]
         return {"images_per_s": len(scan.samples) / run_command(command)[0]}
 

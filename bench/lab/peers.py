@@ -87,7 +87,7 @@ def write_pictures(writer: str, scan: Scan, folder: Path, size: int, workers: in
     Raises:
         WorkerError: the writer failed, or wrote fewer bytes than the pictures have.
     """
-    paths = [str(scan.folder.absolute() / sample.path) for sample in scan.samples]
+    paths = [str(scan.root.absolute() / sample.path) for sample in scan.samples]
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as pictures:
         json.dump([paths, [sample.label for sample in scan.samples]], pictures)
         pictures.flush()

@@ -19,7 +19,7 @@ from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range
 from precache.pictures import jpeg
 from precache.pictures.reading import MAX_PIXELS
-from precache.sources.base import Scan, picture_readers
+from precache.sources.base import Scan
 
 PICTURES = 200
 _TIMED_PICTURES = 1_000  # times are given for as many where the user named no tree
@@ -93,11 +93,10 @@ def prepare_probes(
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     """Return the bytes of up to `count` JPEG files, taken evenly from the tree, without damaged ones."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
-    refs = [scan.samples[row] for row in rows]
     files = []
-    for ref, read in zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True):
+    for ref in (scan.samples[row] for row in rows):
         try:
-            data = read()
+            data = scan.source.read(ref, MAX_PIXELS)
             assert isinstance(data, bytes), "a tree holds files"
             jpeg.decode_jpeg(data, scan.source.where(ref))
         except ImageError:

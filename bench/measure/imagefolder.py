@@ -96,7 +96,7 @@ def find_faults(scan: Scan, paths: Sequence[str]) -> ImageFolderFaults:
     if "train" in samples.split_names:
         rows = np.flatnonzero(samples.splits == samples.split_names.index("train"))
         prefix = f"{samples[int(rows[0])].path.split('/')[0]}/"
-    root = scan.folder / prefix
+    root = scan.root / prefix
     ignored_paths = [ignored.path for ignored in scan.ignored]
     ignored_in_classes = [path for path in ignored_paths if path.removeprefix(prefix).count("/")]
     tried = [path for path in (*paths, *ignored_in_classes) if path.startswith(prefix) and _is_listed(path)]
@@ -114,7 +114,7 @@ def find_faults(scan: Scan, paths: Sequence[str]) -> ImageFolderFaults:
     folders = sorted(
         entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in ignored_names
     )
-    reasons = {path: _find_open_error(f"{scan.folder}/{path}") for path in tried}
+    reasons = {path: _find_open_error(f"{scan.root}/{path}") for path in tried}
     return ImageFolderFaults(
         tuple(name for name in folders if name not in filled_classes),
         {path: reason for path, reason in reasons.items() if reason},

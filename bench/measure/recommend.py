@@ -51,7 +51,6 @@ from precache.recipe import FORMAT_NAMES, Recipe
 from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
 from precache.storage.staging import temporary_folder
-from precache.storage.urls import Url
 
 _CHOOSING_SHARE = 0.1  # share of `limit_s` in which pictures of the sample are decoded to choose them
 _DISK_FILE_BYTES = 256 << 20
@@ -89,10 +88,7 @@ class Question:
     @property
     def loaders(self) -> list[str]:
         """Names of `bench.report.forecast.BACKENDS` to measure, today's first."""
-        names = [TODAY_BACKEND]
-        if not isinstance(self.scan.root, Url):  # `loaders.build` reads no raw tree at a URL
-            names.append(RAW_TREE)
-        return [*names, *(name for name in FORMAT_NAMES if name in self.formats)]
+        return [TODAY_BACKEND, RAW_TREE, *(name for name in FORMAT_NAMES if name in self.formats)]
 
 
 def recommend(
@@ -301,9 +297,8 @@ def _make_sample_trial(scan: Scan, trees: Trees) -> Trial:
     if trees.undecodable:
         path, kind = next(iter(trees.undecodable.items()))
         facts["undecodable"] = f"{path} ({kind}); {decoder_remedy(kind)}"
-    if not isinstance(scan.root, Url):
-        faults = imagefolder.find_faults(scan, trees.paths)
-        facts["refused"] = " ".join(faults.sentences())
+    faults = imagefolder.find_faults(scan, trees.paths)
+    facts["refused"] = " ".join(faults.sentences())
     return Trial(numbers=numbers, facts={name: fact for name, fact in facts.items() if fact})
 
 

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,10 +22,8 @@ from bench.measure.settings import Settings
 from precache.dataset.converted import open_dataset
 from precache.errors import ImageError, SourceError
 from precache.pictures import images, kinds
-from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import Recipe
-from precache.sources.base import SampleRef, Scan, picture_readers
-from precache.storage.urls import Url
+from precache.sources.base import Scan
 
 SMALL_IMAGES = 24
 """Limit of pictures in the small tree, whose conversion takes hardly longer than its processes' start."""
@@ -106,11 +103,12 @@ def make_trees(
     sizes, stored_bytes, decode_s = [], 0, 0.0
     rendering = replace(recipe, format="shards").rendering
     refs = [scan.samples[row] for row in np.random.default_rng(41).permutation(rows).tolist()]
-    for ref, path in zip(refs, _local_paths(scan, refs, folder / "fetched"), strict=False):
+    for ref in refs:
         if len(usable) == max_pictures:
             break
         if same_as is None and len(usable) >= SMALL_IMAGES and decode_s > choosing_s:
             break  # fewer of large pictures; the order is random, so these are a random part
+        path = f"{scan.root}/{ref.path}"
         paths.append(ref.path)
         start_s = time.perf_counter()
         data = b""
@@ -154,24 +152,6 @@ def make_trees(
         damaged=damaged,
         undecodable=undecodable,
     )
-
-
-def _local_paths(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[str]:
-    """Yield the path of each picture on disk; pictures of a tree at a URL are fetched into `folder`."""
-    if not isinstance(scan.root, Url):
-        yield from (f"{scan.root}/{ref.path}" for ref in refs)
-        return
-    folder.mkdir()
-    for number, (ref, read) in enumerate(
-        zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True)
-    ):
-        path = folder / f"{number:06d}{Path(ref.path).suffix}"
-        try:
-            content = read()
-        except ImageError:  # larger than a picture may be; the empty file cannot be decoded either
-            content = b""
-        path.write_bytes(content if isinstance(content, bytes) else content.tobytes())
-        yield str(path)
 
 
 def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None:

@@ -29,7 +29,6 @@ from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
 from precache.reporting import quantity
-from precache.storage.urls import Url, locate
 
 QUESTION = "What would another loader, or converting, bring?"
 RULE = (
@@ -230,7 +229,7 @@ def _next_steps(
 
 def _convert_line(source: str, folder: str, recipe: Recipe, rejects: float | None) -> str:
     """Write the `precache convert` command that stores what was measured, to be pasted."""
-    words: list[object] = ["precache convert", locate(source), Path(folder), recipe.to_flags()]
+    words: list[object] = ["precache convert", Path(source), Path(folder), recipe.to_flags()]
     if rejects is not None:
         words.append(f"--max-rejects {rejects:.0%}")
     return shell_command(*words)
@@ -238,10 +237,8 @@ def _convert_line(source: str, folder: str, recipe: Recipe, rejects: float | Non
 
 def _measure_line(source: str, folder: str, settings: Mapping[str, Any]) -> str:
     """Write the `bench loaders` command that compares the tree and its converted folder, to be pasted."""
-    tree = locate(source)
-    trees = [] if isinstance(tree, Url) else [tree]  # no loader reads a raw tree at a URL
     options = [f"--{name.replace('_', '-')} {settings[name]}" for name in ("trainer", "batch_size", "size")]
-    return shell_command("bench loaders", *trees, Path(folder), "--augment train", *options)
+    return shell_command("bench loaders", Path(source), Path(folder), "--augment train", *options)
 
 
 def _conditions(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, check_output, note
+from precache.cli.commandline import Command, LocalPath, PathOrUrl, check_output, note
 from precache.cli.convert import RAW, deeper_line, ignored_lines
 from precache.cli.terminal import ProgressBar
 from precache.dataset.converted import ConvertedDataset, is_converted
@@ -15,7 +15,7 @@ from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import human_bytes, quantity
 from precache.sources.options import option_help
-from precache.storage.urls import Location, Url
+from precache.storage.urls import Location, Url, source_path
 
 _FIRST_CLASSES = 10
 
@@ -93,13 +93,15 @@ def _verify_files(dst: Location, source: Location | str) -> bool:
 
 
 def _convert_command(dst: Location, source: Location | str) -> str:
-    """Return the command that converts the dataset in `dst` again."""
+    """Return the command that writes the dataset in `dst` again."""
+    if isinstance(dst, Url):
+        return shell_command("precache push --overwrite DIR", dst)
     flags = precache.open_dataset(dst).manifest.to_flags()
     return f"{shell_command('precache convert', source, dst)} {flags} --overwrite"
 
 
 @click.command(name="check", cls=Command)
-@click.argument("src", type=PathOrUrl(), default=RAW)
+@click.argument("src", type=LocalPath(source_path), default=RAW)
 @click.option(
     "--list",
     "list_file",
@@ -112,7 +114,7 @@ def _convert_command(dst: Location, source: Location | str) -> str:
 @click.option("--class-depth", type=int, help=option_help()["class_depth"])
 @click.option("--workers", type=int, help="Worker processes; 0 decodes in this one.  [default: one per CPU]")
 def check_command(
-    src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
+    src: Path, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
 ) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 

@@ -292,13 +292,20 @@ class PathOrUrl(click.ParamType):  # type: ignore[type-arg]
 
 
 class LocalPath(click.ParamType):  # type: ignore[type-arg]
-    """A path of this machine; SettingError if it is a URL."""
+    """A path of this machine.
+
+    Args:
+        parse: parses the text of the path; raises SettingError for a URL, with what to do instead.
+    """
 
     name = "path"
 
+    def __init__(self, parse: Callable[[str], Path] = local_path) -> None:
+        self._parse = parse
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path that a parameter's text stands for."""
-        return local_path(value)
+        return self._parse(value)
 
 
 def check_output(path: Path | None) -> None:

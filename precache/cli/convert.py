@@ -10,10 +10,9 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, combine_options, note, parse_bytes, parse_share
+from precache.cli.commandline import Command, LocalPath, combine_options, note, parse_bytes, parse_share
 from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import Conversion
-from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, printable, shell_command
@@ -26,7 +25,7 @@ from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
 from precache.sources.options import LISTS, option_help
 from precache.sources.splits import is_list_file
-from precache.storage.urls import Location, Url
+from precache.storage.urls import destination_path, source_path
 
 DATA = Path("data")
 RAW = DATA / "raw"
@@ -37,7 +36,7 @@ RUNNING_FLAGS = {
         "--workers",
         type=int,
         help="Worker processes; 0 converts in this one. With Ray, shards that are written at a time.  "
-        "[default: one per CPU; into a URL two; with Ray two per CPU of the cluster]",
+        "[default: one per CPU; with Ray two per CPU of the cluster]",
     ),
     "engine": click.option(
         "--engine",
@@ -94,8 +93,8 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "without"),
     short_help="Convert a folder of pictures, a table or tars into a dataset that loads fast.",
 )
-@click.argument("src", type=PathOrUrl(), default=RAW)
-@click.argument("dst", type=PathOrUrl(), required=False)
+@click.argument("src", type=LocalPath(source_path), default=RAW)
+@click.argument("dst", type=LocalPath(destination_path), required=False)
 @click.option("--format", "format_name", help=f"What to write: {', '.join(FORMAT_NAMES)}.")
 @click.option(
     "--size",
@@ -147,8 +146,8 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 @combine_options("most_rejects", _most_rejects, _REJECTS)
 @combine_options("options", _source_options, _SOURCE_FLAGS)
 def convert(
-    src: Location,
-    dst: Location | None,
+    src: Path,
+    dst: Path | None,
     format_name: str | None,
     running: dict[str, Any],
     overwrite: bool,
@@ -165,8 +164,8 @@ def convert(
     Converts the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
     SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet),
-    WebDataset tars, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote. Both may be
-    URLs: s3://, gs://, az://; SRC also https://. If it stops, run the same command again to continue.
+    WebDataset tars, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
+    If it stops, run the same command again to continue.
     """
     if format_name is None:
         formats = ", ".join(FORMAT_NAMES)
@@ -182,10 +181,7 @@ def convert(
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
-        where = ""
-        if isinstance(destination, Url):
-            where = f" in {working_folder(destination).parent}, where shards wait"
-        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free{where}")
+        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
 
     with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(
@@ -203,7 +199,7 @@ def convert(
     _print_conversion(result, destination)
 
 
-def _announce_resume(destination: Location, on_progress: Progress) -> Progress:
+def _announce_resume(destination: Path, on_progress: Progress) -> Progress:
     """Return `on_progress`, wrapped so that it first prints how much an earlier run has converted."""
     is_first = True
 
@@ -221,7 +217,7 @@ def _announce_resume(destination: Location, on_progress: Progress) -> Progress:
     return report
 
 
-def _print_conversion(result: Conversion, destination: Location) -> None:
+def _print_conversion(result: Conversion, destination: Path) -> None:
     manifest = result.manifest
     if not result.published:
         note(f"{destination}: already converted with these settings; nothing to do")

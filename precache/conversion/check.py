@@ -14,10 +14,10 @@ from precache.pictures import images
 from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import Progress, no_progress, warn
-from precache.sources.base import SampleRef, Scan, Source, picture_readers, warn_of_undecodable
+from precache.sources.base import SampleRef, Scan, Source, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list_path, write_list
-from precache.sources.tree import ObjectTree, scan_tree
-from precache.storage.urls import Url, locate
+from precache.sources.tree import scan_tree
+from precache.storage.urls import source_path
 
 _TASK_PICTURES = 64
 
@@ -40,7 +40,7 @@ class CheckReport:
 
 
 def check(
-    source: str | os.PathLike[str] | Url,
+    source: str | os.PathLike[str],
     *,
     list_file: str | os.PathLike[str] | None = None,
     class_depth: int | None = None,
@@ -48,7 +48,7 @@ def check(
     workers: int | None = None,
     on_progress: Progress = no_progress,
 ) -> CheckReport:
-    """Decode every picture of the raw tree `source`, a folder or a URL, and list the undecodable ones.
+    """Decode every picture of the raw tree `source`, and list the undecodable ones.
 
     Loaders with `Reading(on_error="skip")` leave these out. Each run replaces the list at its end;
     `precache.sources.rejected_list` describes it.
@@ -63,24 +63,18 @@ def check(
     Raises:
         SourceError: `source` is not an image tree, something of it cannot be read, or `list_file` exists and
             is not such a list.
-        SettingError: `list_file` lies in the tree or cannot be written; or `class_depth` is negative.
+        SettingError: `source` is a URL; `list_file` lies in the tree or cannot be written; or `class_depth`
+            is negative.
         WorkerError: a worker process died.
     """
-    source = locate(source)
+    tree = source_path(source)
     workers = engines.worker_count(workers)
     max_pixels = check_range("max_pixels", max_pixels, 1)
     depth = check_range("class_depth", 1 if class_depth is None else class_depth, 0)
-    if is_converted(source):
-        command = shell_command("precache verify", source)
-        raise SourceError("is a converted dataset", path=source, remedy=f"check it with: {command}")
-    if isinstance(source, Url):
-        if list_file is None:
-            raise SettingError(
-                "is a URL, where no list can be written", path=source, remedy="name a local file with --list"
-            )
-        scan = ObjectTree(source, depth).scan()
-    else:
-        scan = scan_tree(source, depth)
+    if is_converted(tree):
+        command = shell_command("precache verify", tree)
+        raise SourceError("is a converted dataset", path=tree, remedy=f"check it with: {command}")
+    scan = scan_tree(tree, depth)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
@@ -121,14 +115,13 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
     """Return the pictures of `task` that cannot be decoded."""
     rendering = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full; the size is not used
     rejected = []
-    reads = picture_readers(task.source, task.samples, task.max_pixels)
-    for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
+    for unit, ref in enumerate(task.samples):
         path = task.source.where(ref)
         try:
             if unit in tick.fatal:
                 raise ImageError(path, engines.KILLED)
             tick.begin(unit)
-            data = read()
+            data = task.source.read(ref, task.max_pixels)
             with LargePictureLock() as lock:
                 images.decode_for(data, path, rendering, lock)
         except ImageError as error:

@@ -11,8 +11,7 @@ What a kill leaves behind, and what the same command then does:
     the journal is removed                a dataset and a journal           removes the journal
 
 So only unfinished shards are lost: a shard is in the journal once all its files have their names, and the
-manifest is written last. `precache.conversion.destination` describes the same for `--overwrite`, and
-`precache.conversion.url` for a conversion into a URL.
+manifest is written last. `precache.conversion.destination` describes the same for `--overwrite`.
 """
 
 import math
@@ -44,7 +43,6 @@ from precache.conversion.journal import (
     JOURNAL_NAME,
     MODIFIED_NS,
     SOURCE_CHECKSUMS,
-    FilesInFolder,
     Journal,
     Target,
     WrittenShard,
@@ -56,11 +54,6 @@ from precache.conversion.shard_writer import (
     check_source,
     finish_shard,
     write_shard,
-)
-from precache.conversion.url import (
-    FilesAtUrl,
-    locked_working_folder,
-    remove_finished_working_folder,
 )
 from precache.dataset.columns import Column
 from precache.dataset.converted import is_converted
@@ -105,7 +98,7 @@ from precache.sources.base import (
 from precache.sources.splits import apply_list, split_warnings
 from precache.sources.without import leave_out
 from precache.storage.locks import hold_lock, lock_path
-from precache.storage.urls import Location, Url, check_writable, locate
+from precache.storage.urls import destination_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class Conversion:
 @explain_interruption(nothing_lost_message)
 def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     source: Any,
-    destination: str | os.PathLike[str] | Url,
+    destination: str | os.PathLike[str],
     recipe: Recipe,
     *,
     workers: int | None = None,
@@ -148,20 +141,19 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     on_progress: Progress = no_progress,
     **named: Any,
 ) -> Conversion:
-    """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
+    """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
     continued. The bytes written depend on the pictures and the recipe, not on `workers` or `engine`.
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
-        destination: a folder, or a URL of an object storage.
+        destination: a folder.
         recipe: settings that change the bytes of the dataset.
-        workers: processes; default one per CPU, into a URL two per CPU, 0 for the calling process. With the
+        workers: processes; default one per CPU, 0 for the calling process. With the
             engine `ray`, shards at a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
-            A finished dataset at a URL is not overwritten.
         max_rejects: share of the source's pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; with more, nothing is published.
         split_list: file of lines `path,split` that names the pictures to convert, and their splits
@@ -187,15 +179,12 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     start_s = time.perf_counter()
     check_share("max_rejects", max_rejects)
     options = replace(options or SourceOptions(), **named)
-    destination = locate(destination)
-    for place in map(locate, options.without):
-        if paths_overlap(place, destination):
-            raise SettingError(f"--without {place} and {destination} overlap", remedy="choose another DST")
-    if engine == "local" and workers is None and isinstance(destination, Url):
-        workers = 2 * engines.available_cpus()  # half of them wait for the storage
-    elif engine == "local" or workers is not None:
+    folder = destination_path(destination)
+    for path in map(Path, options.without):
+        if paths_overlap(path, folder):
+            raise SettingError(f"--without {path} and {folder} overlap", remedy="choose another DST")
+    if engine == "local" or workers is not None:
         workers = engines.worker_count(workers)
-    source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
     with engines.engine_connection(engine, address):
         opened, scan, recipe = _open_and_scan(source, recipe, options, split_list)
         max_rejected = math.ceil(max_rejects * len(scan.samples))
@@ -213,26 +202,21 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             on_progress=on_progress,
             options=options,
         )
-        with _explain_faults(destination):
-            if isinstance(destination, Url):
-                check_writable(destination)
-                check_no_overlap(opened, destination)
-                conversion = _convert_into_url(job, destination, overwrite)
-            else:
-                destination = resolve(destination)
-                check_no_overlap(opened, destination)
-                if not lock_path(destination).exists():
-                    # before the lock, so that no lock file is put beside somebody else's folder
-                    check_empty(destination)
-                with hold_lock(destination):
-                    conversion = _convert_into_folder(job, destination, overwrite)
+        with _explain_faults(folder):
+            folder = resolve(folder)
+            check_no_overlap(opened, folder)
+            if not lock_path(folder).exists():
+                # before the lock, so that no lock file is put beside somebody else's folder
+                check_empty(folder)
+            with hold_lock(folder):
+                conversion = _convert_into_folder(job, folder, overwrite)
     if conversion.published:
         for warning in split_warnings(scan, conversion.manifest):
-            warn(f"{destination}: {warning}")
+            warn(f"{folder}: {warning}")
     if conversion.duplicates is not None and conversion.duplicates.in_splits:
-        command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        command = f"{shell_command('precache inspect', folder)} --duplicates duplicates.csv"
         warn(
-            f"{destination}: {conversion.duplicates}, so that validation may see what training has seen; "
+            f"{folder}: {conversion.duplicates}, so that validation may see what training has seen; "
             f"list them: {command}"
         )
     return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
@@ -259,7 +243,7 @@ def _open_and_scan(
 
 
 @contextmanager
-def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
+def _explain_faults(place: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
     """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
 
     Args:
@@ -307,12 +291,12 @@ def _convert_into_folder(job: _Job, destination: Path, overwrite: bool) -> Conve
     finish_swap(destination)
     if not is_converted(destination):
         warn_of_unfinished_overwrite(destination)
-        return _carry_out(job, FilesInFolder(destination), overwrite)
+        return _carry_out(job, destination, overwrite)
     remove_conversion_leftovers(destination)
     if overwrite:
         check_may_be_replaced(destination)
         folder = build_folder(destination)
-        conversion = _carry_out(job, FilesInFolder(folder), overwrite)
+        conversion = _carry_out(job, folder, overwrite)
         swap_in(destination, folder)
         return conversion
     warn_of_unfinished_overwrite(destination)
@@ -320,35 +304,15 @@ def _convert_into_folder(job: _Job, destination: Path, overwrite: bool) -> Conve
     return Conversion(manifest, 0, published=False)
 
 
-def _convert_into_url(job: _Job, url: Url, overwrite: bool) -> Conversion:
-    """Convert into an object storage, unless the dataset is there; see `precache.conversion.url`."""
-    with locked_working_folder(url) as folder:
-        if is_converted(url):
-            if overwrite:
-                raise SettingError(
-                    "holds a finished dataset, which --overwrite cannot replace in one step, as it does a "
-                    "folder",
-                    path=url,
-                    remedy="choose another URL, or remove that one yourself",
-                )
-            manifest = check_finished(url, job.scan, job.target, job.options, job.max_rejected)
-            remove_finished_working_folder(folder, job.target)
-            return Conversion(manifest, 0, published=False)
-        return _carry_out(job, FilesAtUrl(url, folder), overwrite)
-
-
-def _carry_out(job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool) -> Conversion:
+def _carry_out(job: _Job, folder: Path, overwrite: bool) -> Conversion:
     """Write the shards that a conversion still lacks, and commit it."""
     with (
-        Journal(files, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
-        _explain_faults(files.folder, journal.kept_message),
+        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        _explain_faults(folder, journal.kept_message),
     ):
         converted = _write_shards(job, journal)
-        manifest, duplicates = _write_dataset(job, journal.finished, files.folder)
-        if isinstance(files, FilesAtUrl):
-            files.publish(manifest)
-        else:
-            journal.remove()
+        manifest, duplicates = _write_dataset(job, journal.finished, folder)
+        journal.remove()
     return Conversion(manifest, converted, published=True, duplicates=duplicates)
 
 
@@ -361,8 +325,7 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     """
     samples = job.scan.samples
     waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-    at_a_time = engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
-    check_disk_space(job.scan, job.target.recipe, waiting, journal.files.folder, job.on_start, at_a_time)
+    check_disk_space(job.scan, job.target.recipe, waiting, journal.folder, job.on_start)
     total = len(samples)
     report = engines.progress_counter(
         job.on_progress, total, total - sum(len(shard.rows) for shard in waiting)
@@ -370,13 +333,13 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     report(0)
     converted = 0
     rejected = list(chain.from_iterable(shard.rejected for shard in journal.finished.values()))
-    _check_rejects(journal.files.place, rejected, job.max_rejected)
+    _check_rejects(journal.folder, rejected, job.max_rejected)
     tasks = (  # made one at a time, because a task holds the paths of its pictures
         ShardTask(
             shard.name,
             shard.split,
             tuple(samples[row] for row in shard.rows),
-            journal.files.place,
+            journal.folder,
             job.target.recipe,
         )
         for shard in waiting
@@ -387,21 +350,20 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     first_samples = [samples[int(shard.rows[0])] for shard in waiting[:1]]
     read = partial(check_source, source, first_samples)
     with (
-        engines.prepare_nodes(job.engine, journal.files.place, JOURNAL_NAME, read) as nodes,
+        engines.prepare_nodes(job.engine, journal.folder, JOURNAL_NAME, read) as nodes,
         closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as written_shards,
     ):
         for shard in written_shards:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.files.place, rejected, job.max_rejected)
+            _check_rejects(journal.folder, rejected, job.max_rejected)
     job.nodes.update(nodes.units_per_s)
-    if isinstance(journal.files, FilesInFolder):  # at a URL, files are compared when the manifest is pushed
-        journal.files.check_whole(journal.finished.values())
+    journal.check_whole()
     return converted
 
 
-def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) -> None:
+def _check_rejects(place: Path, rejected: Sequence[Rejected], limit: int) -> None:
     """Raise DatasetError if more than `limit` pictures are rejected."""
     if len(rejected) <= limit:
         return

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.journal import JOURNAL_NAME, Target, own_names_in
+from precache.conversion.journal import JOURNAL_NAME, Target, own_names, read_header
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.index import INDEX_NAME
@@ -33,8 +33,6 @@ from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
 from precache.storage.locks import is_mount_point
-from precache.storage.objects import ObjectStore
-from precache.storage.urls import Location, Url
 
 
 def resolve(destination: Path) -> Path:
@@ -58,13 +56,14 @@ def is_untouched(folder: Path) -> bool:
 
 
 def check_finished(
-    destination: Location, scan: Scan, target: Target, options: SourceOptions, limit: int
+    destination: Path, scan: Scan, target: Target, options: SourceOptions, limit: int
 ) -> Manifest:
     """Return the manifest of the finished dataset; DatasetError unless it is what this command would make."""
-    again = "choose another DST" if isinstance(destination, Url) else "pass --overwrite to convert again"
+    again = "pass --overwrite to convert again"
     dataset = open_dataset(destination)
     manifest = dataset.manifest
-    check_files(dataset)
+    if problem := first_problem(destination, manifest.files):
+        raise DatasetError(problem, remedy=f"the dataset is damaged: {again}")
     finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     target.check_same(destination, finished_target, is_finished=True)
     if len(manifest.rejected) > limit:
@@ -84,23 +83,6 @@ def check_finished(
     return manifest
 
 
-def check_files(dataset: ConvertedDataset) -> None:
-    """Raise DatasetError unless all files of the dataset are there, with their sizes."""
-    place, files = dataset.place, dataset.manifest.files
-    if isinstance(place, Path):
-        if problem := first_problem(place, files):
-            raise DatasetError(problem, remedy="the dataset is damaged: pass --overwrite to convert again")
-        return
-    sizes = {info.name: info.bytes for info in ObjectStore(place).list()}
-    for file in files:
-        if sizes.get(file.name) != file.bytes:
-            raise DatasetError(
-                "missing or truncated",
-                path=place / file.name,
-                remedy="the dataset is damaged: choose another DST",
-            )
-
-
 def remove_conversion_leftovers(folder: Path) -> None:
     """Remove from a finished dataset the leftovers of a conversion that was killed after its manifest."""
     try:
@@ -108,7 +90,7 @@ def remove_conversion_leftovers(folder: Path) -> None:
     except DatasetError:  # reported when the dataset is opened next
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
-    if own_names_in(folder):
+    if own_names(read_header(folder / JOURNAL_NAME)):
         (folder / JOURNAL_NAME).unlink()
         fsync_folder(folder)
 

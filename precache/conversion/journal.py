@@ -7,12 +7,12 @@ journal is an unfinished conversion of ours, which the same command continues.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +36,6 @@ from precache.storage import (
 )
 from precache.storage.locks import foreign_names
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
-from precache.storage.urls import Location, Url
-
-if TYPE_CHECKING:
-    from precache.conversion.url import FilesAtUrl
 
 JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
@@ -54,7 +50,6 @@ COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     SOURCE_CHECKSUMS: (np.uint64, ()),
 }
 """Columns that writing a shard fills, by the index's name of each: dtype and shape of a row."""
-NOTHING_ELSE_MAY_WRITE = "nothing else may write there during a conversion: run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, place: Location, other: dict[str, Any], *, is_finished: bool = False) -> None:
+    def check_same(self, place: Path, other: dict[str, Any], *, is_finished: bool = False) -> None:
         """Raise DatasetError if `other`, the target of the conversion in `place` as JSON, is another one."""
         differences = self.differences(other)
         if not differences:
@@ -92,9 +87,11 @@ class Target:
         remedy = "choose another DST"
         if is_finished and differences == [_ANOTHER_SOURCE]:
             remedy = f"convert what is new into another DST with --without {shell_command(place)}"
-        if not (is_finished and isinstance(place, Url)):
-            remedy += ", or pass --overwrite to replace it"
-        raise DatasetError(f"holds another conversion ({'; '.join(differences)})", path=place, remedy=remedy)
+        raise DatasetError(
+            f"holds another conversion ({'; '.join(differences)})",
+            path=place,
+            remedy=f"{remedy}, or pass --overwrite to replace it",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +159,7 @@ class Journal:
     unfinished conversion of another target is removed: only the files that its journal lists.
 
     Attributes:
-        files: files of the conversion, in a folder or at a URL.
+        folder: folder of the dataset.
         finished: shards on record, by name.
 
     Raises:
@@ -171,16 +168,15 @@ class Journal:
 
     def __init__(
         self,
-        files: "FilesInFolder | FilesAtUrl",
+        folder: Path,
         target: Target,
         plan: ConvertPlan,
         scan: Scan,
         *,
         overwrite: bool = False,
     ) -> None:
-        self.files = files
+        self.folder = folder
         self.finished: dict[str, WrittenShard] = {}
-        folder = files.folder
         self._path = folder / JOURNAL_NAME
         self._header = _make_header(target, plan)
         self._names = own_names(self._header)
@@ -194,7 +190,7 @@ class Journal:
             with closing(RecordFile(_open_journal(self._path))) as records:
                 self._continue(records, target, overwrite)
         else:
-            self._check_free()
+            check_empty(folder)
         remove_leftovers(folder, self._names)
         self._records = self._rewrite()
 
@@ -209,16 +205,23 @@ class Journal:
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
         pictures = quantity(sum(len(shard.rows) for shard in self._plans.values()), "picture")
-        place, folder = self.files.place, self.files.folder
-        where = "" if place == folder else f" on this machine, whose journal is in {folder}"
         return (
             f"after {done:,} of {pictures} were finished; these are kept, and the same command continues "
-            f"with the rest{where}"
+            f"with the rest"
         )
+
+    def check_whole(self) -> None:
+        """Raise DatasetError unless the files of all finished shards are there, with their sizes."""
+        files = (file for shard in self.finished.values() for file in shard.entry.files)
+        if problem := first_problem(self.folder, files):
+            raise DatasetError(
+                problem,
+                remedy="nothing else may write there during a conversion: run the same command again",
+            )
 
     def remove(self) -> None:
         """Delete the journal, once the manifest is written."""
-        remove_leftovers(self.files.folder, self._names)  # from workers that died
+        remove_leftovers(self.folder, self._names)  # from workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -244,31 +247,25 @@ class Journal:
         elif overwrite and target.differences(header):
             self._discard(own_names(header))
         else:
-            target.check_same(self.files.place, header)
+            target.check_same(self.folder, header)
             self._load_finished(lines, records)
-
-    def _check_free(self) -> None:
-        """Raise DatasetError if somebody else's files in the folder, or at the place, are in the way."""
-        check_empty(self.files.folder)
-        self.files.check_free(self._names)
 
     def _start_over(self) -> None:
         """Begin anew where the journal's first line is damaged; only in a folder without other files."""
-        if others := foreign_names(self.files.folder, self._names):
+        if others := foreign_names(self.folder, self._names):
             raise DatasetError(
                 f"is damaged, and the folder holds other files ({abridge(others)})",
                 path=self._path,
                 remedy="move them elsewhere, or choose another DST",
             )
-        if self.files.place != self.files.folder:
-            self._check_free()
         warn(f"{self._path}: its first line is damaged; all shards are converted again")
 
     def _discard(self, names: frozenset[str]) -> None:
         """Remove the files of an unfinished conversion; its journal is replaced later."""
         # temporary files first, so that a worker that outlives its parent cannot rename them
-        remove_leftovers(self.files.folder, names)
-        self.files.remove(names - {JOURNAL_NAME})
+        remove_leftovers(self.folder, names)
+        for name in names - {JOURNAL_NAME}:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _load_finished(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
         """Fill `finished` with the shards on record that are still whole; warn of the others."""
@@ -296,7 +293,11 @@ class Journal:
         rows, columns = self._plans[shard.entry.name].rows, shard.columns
         for path in changed_pictures(self._scan, rows, columns[MODIFIED_NS], columns[SOURCE_CHECKSUMS]):
             return f"{path}: has changed since it was converted"
-        return self.files.find_problem(shard)
+        for file in shard.entry.files:
+            problem = file_problem(self.folder, file)
+            if problem is not None:
+                return problem
+        return None
 
     def _rewrite(self) -> RecordFile:
         """Replace the journal by one of the shards in `finished`, open for more records."""
@@ -309,41 +310,6 @@ class Journal:
         for _ in records.read():
             pass
         return records
-
-
-class FilesInFolder:
-    """The files of a conversion into a folder.
-
-    Attributes:
-        folder: folder of the journal and of the shards while they are written.
-        place: place of the dataset: the same folder; or a URL, to which each shard is pushed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.place: Location = folder
-
-    def check_free(self, names: frozenset[str]) -> None:
-        """Do nothing: `check_empty` has looked at the folder."""
-
-    def find_problem(self, shard: WrittenShard) -> str | None:
-        """Return how the files of a shard differ from what was written, in a phrase; None if they do not."""
-        for file in shard.entry.files:
-            problem = file_problem(self.folder, file)
-            if problem is not None:
-                return problem
-        return None
-
-    def remove(self, names: frozenset[str]) -> None:
-        """Remove the files with these names, as far as they exist."""
-        for name in names:
-            (self.folder / name).unlink(missing_ok=True)
-
-    def check_whole(self, shards: Iterable[WrittenShard]) -> None:
-        """Raise DatasetError unless the files of these shards are there, with their sizes."""
-        files = (file for shard in shards for file in shard.entry.files)
-        if problem := first_problem(self.folder, files):
-            raise DatasetError(problem, remedy=NOTHING_ELSE_MAY_WRITE)
 
 
 def check_empty(folder: Path) -> None:
@@ -375,11 +341,6 @@ def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
     except (LookupError, TypeError, ValueError, AttributeError, SettingError):
         return frozenset()
     return frozenset(names)
-
-
-def own_names_in(folder: Path) -> frozenset[str]:
-    """Return `own_names` of the journal in `folder`."""
-    return own_names(read_header(folder / JOURNAL_NAME))
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,6 @@ import numpy as np
 from PIL import Image
 
 from precache.conversion.journal import MODIFIED_NS, SOURCE_CHECKSUMS, WrittenShard, make_column
-from precache.conversion.url import push_shard, working_folder
 from precache.dataset.files import FileEntry
 from precache.dataset.index import Rejected, checksum_of
 from precache.dataset.shard_table import ShardEntry
@@ -34,10 +33,8 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
-from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum, picture_readers
+from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum
 from precache.storage.output import OutputFile, publish
-from precache.storage.shard_cache import CACHE_DIR
-from precache.storage.urls import Url
 
 _PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all
 _JPEG_BYTES_PER_PIXEL = {1: 0.05, 50: 0.17, 75: 0.24, 90: 0.37, 94: 0.46, 95: 0.58, 100: 1.2}
@@ -52,14 +49,14 @@ class ShardTask:
         name: its files' name without suffix.
         split: the split that it belongs to.
         samples: its pictures, in the order of their rows.
-        destination: the folder of the dataset; or its URL, to which the shard is pushed once it is written.
+        folder: the folder of the dataset.
         recipe: settings of the conversion.
     """
 
     name: str
     split: str
     samples: tuple[SampleRef, ...]
-    destination: Path | Url
+    folder: Path
     recipe: Recipe
 
 
@@ -79,22 +76,17 @@ class _UnfinishedShard:
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShard:
     """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
     recipe, rendering = task.recipe, task.recipe.rendering
-    folder = task.destination
-    if isinstance(folder, Url):
-        folder = working_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)  # on another node of a cluster it may be missing
     shard = _UnfinishedShard(task)
-    writer = FORMATS[recipe.format].writer(folder / task.name, len(task.samples), recipe.stored_size)
+    writer = FORMATS[recipe.format].writer(task.folder / task.name, len(task.samples), recipe.stored_size)
     try:
-        reads = picture_readers(source, task.samples, recipe.max_pixels)
-        for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
+        for unit, ref in enumerate(task.samples):
             path = source.where(ref)
             tick.begin(unit)
             shard.source_checksums.append(UNREADABLE)  # until it has been read
             try:
                 if unit in tick.fatal:
                     raise ImageError(path, KILLED)
-                data = read()
+                data = source.read(ref, recipe.max_pixels)
                 shard.source_checksums[-1] = picture_checksum(data)
                 stored, size, pixels = make_stored_picture(data, path, recipe, rendering)
             except ImageError as error:
@@ -121,7 +113,7 @@ def check_source(source: Source, refs: Sequence[SampleRef]) -> None:
 
 
 def finish_shard(shard: _UnfinishedShard) -> WrittenShard:
-    """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
+    """Make the files durable and give them their names: the part that waits for the disk."""
     task = shard.task
     has_samples = len(shard.sizes) > 0  # else every picture was rejected, and the shard gets no files
     columns: dict[str, Sequence[Any]] = {
@@ -139,9 +131,6 @@ def finish_shard(shard: _UnfinishedShard) -> WrittenShard:
         {name: make_column(name, values) for name, values in columns.items()},
         shard.sums,
     )
-    if isinstance(task.destination, Url):
-        push_shard(task.destination, shard.files, files)
-        return written
     publish(shard.files)
     if not has_samples:
         for file in shard.files:
@@ -188,10 +177,11 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     if holds_pixels and size is not None:
         picture_bytes: float = recipe.picture_bytes
     else:
-        refs, sizes = _sample_evenly(scan, _PROBED_PICTURES), []
-        for ref, read in zip(refs, picture_readers(scan.source, refs, recipe.max_pixels), strict=True):
+        sizes = []
+        for ref in _sample_evenly(scan, _PROBED_PICTURES):
             with suppress(ImageError):  # the conversion reports it
-                sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
+                data = scan.source.read(ref, recipe.max_pixels)
+                sizes.append(_predict_picture_bytes(data, scan.source.where(ref), recipe))
         picture_bytes = sum(sizes) / len(sizes) if sizes else 0
     return _dataset_bytes(scan, recipe, picture_bytes)
 
@@ -226,7 +216,6 @@ def check_disk_space(
     waiting: Sequence[ShardPlan],
     folder: Path,
     on_start: Callable[[int, int], None],
-    pushed_at_a_time: int | None = None,
 ) -> None:
     """Raise DatasetError if the disk of `folder` has too little space for the shards that are missing.
 
@@ -235,21 +224,15 @@ def check_disk_space(
     Args:
         waiting: shards that are not written yet.
         on_start: called with (bytes that the dataset will take, bytes free).
-        pushed_at_a_time: for a URL, the most shards that lie in `folder` until they are pushed.
     """
     predicted, pictures = predict_bytes(scan, recipe), len(scan.samples)
     share = sum(len(shard.rows) for shard in waiting) / pictures  # of the dataset, for which space is needed
-    need, remedy = "the dataset needs", "make room, or choose a DST on another disk or a smaller --size"
-    if pushed_at_a_time is not None:
-        largest = max((len(shard.rows) for shard in waiting), default=0)
-        share = min(share, max(pushed_at_a_time, 1) * largest / pictures)
-        need = "shards need, until they are pushed,"
-        remedy = f"make room, or set {CACHE_DIR} to a folder on a larger disk"
+    remedy = "make room, or choose a DST on another disk or a smaller --size"
     free = shutil.disk_usage(folder).free
     on_start(predicted, free)
     if predicted * share <= free:
         return
-    problem = f"{need} about {predicted * share:,.0f} bytes, and {free:,} are free"
+    problem = f"the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free"
     if FORMATS[recipe.format].holds_pixels:
         raise DatasetError(problem, path=folder, remedy=remedy)
     warn(f"{folder}: {problem}; if the disk fills up, {remedy}")

@@ -216,10 +216,8 @@ class ConvertedDataset:
         return self._local_file if self.mirror is None else local_file_in_cache(self.mirror)
 
 
-def is_converted(path: Location) -> bool:
-    """Whether `path` is a folder, or a URL, with a manifest; the manifest itself is not read."""
-    if isinstance(path, Url):
-        return ObjectStore(path).find(MANIFEST_NAME) is not None
+def is_converted(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest; the manifest itself is not read."""
     return os.path.lexists(path / MANIFEST_NAME)
 
 
@@ -282,8 +280,8 @@ def read_manifest(place: Location) -> bytes:
         raise DatasetError(
             f"not a converted dataset (no {MANIFEST_NAME} there)",
             path=place,
-            remedy=f"check the URL, and that the upload was finished; if these are pictures: "
-            f"{shell_command('precache convert', place)} DST --format shards",
+            remedy="check the URL, and that the upload was finished; pictures are copied to this machine, "
+            "converted, and pushed",
         ) from error
 
 

@@ -6,6 +6,7 @@ line what an engine lacks, before anything is planned.
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from precache.engines import connector, processes, ray
@@ -22,7 +23,6 @@ from precache.engines.processes import (
     worker_count,
 )
 from precache.errors import SettingError, check_choice
-from precache.storage.urls import Location
 
 __all__ = [
     "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "engine_connection", "is_callback_error",
@@ -48,7 +48,7 @@ def engine_connection(engine: str, address: str | None = None) -> AbstractContex
 
 
 def prepare_nodes(
-    engine: str, folder: Location, name: str, read: Callable[[], object]
+    engine: str, folder: Path, name: str, read: Callable[[], object]
 ) -> AbstractContextManager[Nodes]:
     """Return a context manager that gives the nodes of an engine, see `ray.prepare_nodes`."""
     if engine == "local":

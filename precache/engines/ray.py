@@ -53,7 +53,6 @@ from precache.errors import DatasetError, SettingError, WorkerError, os_reason
 from precache.pictures import large_pictures
 from precache.reporting import warn
 from precache.storage import open_new, read_regular, temporary_path
-from precache.storage.urls import Location, Url
 
 _CPUS = 1  # for each task: decoding, resizing and encoding use one
 _TASKS_PER_CPU = 2  # submitted at a time, so that the next one waits on the node while the last one runs
@@ -264,20 +263,16 @@ class _Cluster:
 
 
 @contextmanager
-def prepare_nodes(folder: Location, name: str, read: Callable[[], object]) -> Iterator[Nodes]:
+def prepare_nodes(folder: Path, name: str, read: Callable[[], object]) -> Iterator[Nodes]:
     """Give the nodes of a cluster that writes into `folder`, with a check of each.
 
-    For the check, a small file in `folder` shows whether a node sees the same folder. At a URL there is no
-    such file: the first shard shows whether a node can write there.
+    For the check, a small file in `folder` shows whether a node sees the same folder.
 
     Args:
         name: name of a file in `folder`; the small file has the name of its temporary file, so that it is
             removed like one if it is left over.
         read: reads a sample; raises a SourceError where the source cannot be read.
     """
-    if isinstance(folder, Url):
-        yield Nodes(partial(_check_node, versions(), None, read))
-        return
     probe = temporary_path(Path(os.path.abspath(folder)) / name)
     with open(open_new(probe), "wb") as file:
         file.write(probe.name.encode())
@@ -287,12 +282,12 @@ def prepare_nodes(folder: Location, name: str, read: Callable[[], object]) -> It
         probe.unlink(missing_ok=True)
 
 
-def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[], object], node: str) -> None:
+def _check_node(expected: dict[str, str], probe: Path, read: Callable[[], object], node: str) -> None:
     """Check this machine, whose name in messages is `node`.
 
     Args:
         expected: versions of the machine that plans.
-        probe: file in the folder that is written to, which holds its own name; None at a URL.
+        probe: file in the folder that is written to, which holds its own name.
         read: reads a sample.
 
     Raises:
@@ -301,8 +296,7 @@ def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[],
         SourceError: a sample cannot be read here.
     """
     check_versions(node, versions(), expected)
-    if probe is not None:
-        check_readable(node, partial(_check_folder, probe))
+    check_readable(node, partial(_check_folder, probe))
     check_readable(node, read)
 
 

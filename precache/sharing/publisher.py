@@ -1,8 +1,7 @@
 """Sending a dataset to a URL: the manifest is put last, and only if no other process has put one.
 
-`precache convert` to a URL and `precache push` both use it. Each object has the CRC-32C of its bytes as
-metadata: if that and its size are right, it is the file that was sent. An object without this metadata was
-not put there by this project.
+Each object has the CRC-32C of its bytes as metadata: if that and its size are right, it is the file that was
+sent. An object without this metadata was not put there by this project.
 
 Of several processes that send to one URL, at most one puts the manifest; each of the others finds that
 manifest, or that its own files were replaced, and raises an error. An upload that was under way while another
@@ -50,18 +49,15 @@ class Publisher:
     def find(self, names: Iterable[str]) -> dict[str, ObjectInfo]:
         """Find the objects of these names: name -> metadata, with the checksum, of each that exists."""
         wanted = frozenset(names)
-        return self.with_checksums([info for info in self.store.list() if info.name in wanted])
-
-    def with_checksums(self, infos: Sequence[ObjectInfo]) -> dict[str, ObjectInfo]:
-        """Look up objects of a list, which has no checksums: name -> metadata with the checksum."""
+        infos = [info for info in self.store.list() if info.name in wanted]
 
         def find(info: ObjectInfo, check: Check) -> ObjectInfo | None:
             return self.store.find(info.name, check)
 
-        complete_infos = call_for_each(find, infos, _REQUESTS_AT_A_TIME)
+        complete_infos = call_for_each(find, infos, _REQUESTS_AT_A_TIME)  # a list has no checksums
         return {info.name: info for info in complete_infos if info is not None}
 
-    def send(self, path: Path, file: FileEntry, check: Check = no_check) -> None:
+    def send(self, path: Path, file: FileEntry, check: Check) -> None:
         """Upload `file`, whose bytes are in the file at `path`; an error of `check` ends the upload.
 
         Raises:

@@ -74,7 +74,7 @@ def push(
     Args:
         folder: folder of the dataset.
         destination: URL to copy it to.
-        overwrite: replace another dataset at the URL, and files of an unfinished conversion. The manifest of
+        overwrite: replace another dataset at the URL, and files of an unfinished push. The manifest of
             that dataset is removed first, and then its files, so that no new reader gets a mixture; a process
             that is reading it may miss a file.
         on_progress: called with (bytes at the URL, bytes of the dataset).
@@ -110,7 +110,7 @@ def push(
             f"holds files that are not part of a dataset, or of one that is not finished, under names that "
             f"this one needs ({abridge(others)})",
             path=url,
-            remedy="finish the conversion that wrote them, replace what precache wrote with --overwrite, "
+            remedy="finish the push that wrote them, replace what precache wrote with --overwrite, "
             "move them elsewhere, or choose another URL",
         )
     if old_raw == raw and len(present) == len(files):

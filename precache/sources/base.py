@@ -8,14 +8,12 @@ import hashlib
 import os
 import sys
 from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, repeat
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 from PIL import Image
@@ -27,7 +25,6 @@ from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
 from precache.reporting import quantity, warn
-from precache.storage.urls import Location, Url
 
 ANY_SIZE = 1 << 60
 """Value of `max_pixels` for a picture that has been converted before: its size was checked then."""
@@ -255,22 +252,17 @@ class SampleList:
         self.places.append(place)
         self._splits.append(self.split_of.setdefault(split, len(self.split_of)))
 
-    def add_files(self, paths: Sequence[str], statuses: Iterable[tuple[int, int, int]], split: str) -> None:
-        """Append a sample for each of `paths`.
-
-        Args:
-            statuses: size in bytes, time of the last write in ns and place of each, see `SampleRef`.
-        """
+    def add_files(self, paths: Sequence[str], split: str) -> None:
+        """Append a sample for each of `paths`, whose sizes and times are not known yet."""
         if not paths:
             return
         encoded = os.fsencode("\0".join(paths)).split(b"\0")  # no name of a file has a NUL
         self._path_ends.extend(accumulate(map(len, encoded[1:]), initial=len(self._paths) + len(encoded[0])))
         self._paths += b"".join(encoded)
-        columns = zip(*statuses, strict=True)
-        for column, values in zip((self.file_bytes, self.modified_ns, self.places), columns, strict=True):
-            column.extend(values)
         number = self.split_of.setdefault(split, len(self.split_of))
-        self._splits.extend(repeat(number, len(paths)))
+        values = ((self.file_bytes, -1), (self.modified_ns, 0), (self.places, 0), (self._splits, number))
+        for column, value in values:
+            column.extend(repeat(value, len(paths)))
 
     def samples(
         self, labels: Ints, targets: Column | None = None, fields: Mapping[str, Column] | None = None
@@ -300,19 +292,17 @@ class SampleList:
 class Source(Protocol):
     """Source of samples; it must be picklable, since worker processes read from it.
 
-    A source may have these attributes and methods, too:
-
-    - `reads_at_a_time`, an integer: how many pictures to request at a time from a slow storage;
-    - `prepare(scan, recipe)`, which adapts the scan to the recipe, see `prepare_scan`.
+    A source may also have a method `prepare(scan, recipe)`, which adapts the scan to the recipe, see
+    `prepare_scan`.
     """
 
     @property
-    def root(self) -> Location:
-        """Folder, file or URL of the source, by which messages name it."""
+    def root(self) -> Path:
+        """Folder or file of the source, by which messages name it."""
 
     @property
-    def paths(self) -> tuple[Location, ...]:
-        """Folders, files and URLs that the source reads; no conversion may write into them."""
+    def paths(self) -> tuple[Path, ...]:
+        """Folders and files that the source reads; no conversion may write into them."""
 
     def scan(self) -> "Scan":
         """List the samples.
@@ -384,18 +374,9 @@ class Scan:
     deeper: int = 0
 
     @property
-    def root(self) -> Location:
-        """Name of the source in messages."""
+    def root(self) -> Path:
+        """Folder or file of the source, by which messages name it."""
         return self.source.root
-
-    @property
-    def folder(self) -> Path:
-        """Folder of a source on disk; SettingError if the source is at a URL."""
-        if isinstance(self.root, Url):
-            raise SettingError(
-                "is a URL, and this reads folders alone", path=self.root, remedy="copy it first"
-            )
-        return self.root
 
 
 def prepare_scan(scan: Scan, recipe: Recipe) -> Scan:
@@ -406,32 +387,6 @@ def prepare_scan(scan: Scan, recipe: Recipe) -> Scan:
     """
     prepare = getattr(scan.source, "prepare", None)
     return scan if prepare is None else prepare(scan, recipe)
-
-
-ReadPicture: TypeAlias = Callable[[], "bytes | Image.Image"]
-"""Function without arguments that reads one picture, with the result and the errors of `Source.read`."""
-
-
-def picture_readers(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[ReadPicture]:
-    """Yield a function that reads the picture of each of `refs`, in order.
-
-    A source with `reads_at_a_time` has so many pictures read ahead by threads.
-    """
-    at_a_time = getattr(source, "reads_at_a_time", 0)
-    if not at_a_time:
-        for ref in refs:
-            yield partial(source.read, ref, max_pixels)
-        return
-    with ThreadPoolExecutor(at_a_time) as pool:
-        remaining = iter(refs)
-        pending = deque(pool.submit(source.read, ref, max_pixels) for ref in islice(remaining, at_a_time))
-        try:
-            while pending:
-                yield pending.popleft().result
-                for ref in islice(remaining, 1):
-                    pending.append(pool.submit(source.read, ref, max_pixels))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def picture_checksum(picture: bytes | Image.Image) -> int:
@@ -480,7 +435,7 @@ def _current_checksum(scan: Scan, ref: SampleRef) -> int | None:
         return None
 
 
-def check_no_overlap(source: Source, destination: Location) -> None:
+def check_no_overlap(source: Source, destination: Path) -> None:
     """Raise SettingError if source and destination overlap: the source is never written to."""
     for path in source.paths:
         if paths_overlap(path, destination):
@@ -489,12 +444,7 @@ def check_no_overlap(source: Source, destination: Location) -> None:
             )
 
 
-def paths_overlap(first: str | os.PathLike[str] | Url, second: str | os.PathLike[str] | Url) -> bool:
+def paths_overlap(first: Path, second: Path) -> bool:
     """Return whether the two are the same place, or one lies inside the other."""
-    if isinstance(first, Url) and isinstance(second, Url):
-        outer, inner = sorted((f"{first.key}/".lstrip("/"), f"{second.key}/".lstrip("/")))
-        return first.root == second.root and inner.startswith(outer)
-    if isinstance(first, Url) or isinstance(second, Url):
-        return False
-    first_path, second_path = Path(os.path.realpath(first)), Path(os.path.realpath(second))
-    return first_path == second_path or first_path in second_path.parents or second_path in first_path.parents
+    first, second = Path(os.path.realpath(first)), Path(os.path.realpath(second))
+    return first == second or first in second.parents or second in first.parents

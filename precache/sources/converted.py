@@ -30,7 +30,6 @@ from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
 from precache.storage import read_regular, read_regular_part
-from precache.storage.urls import Location
 
 _ID = re.compile("[0-9]{1,18}")
 _CACHED_SHARDS = 4096  # shards whose samples' positions are kept in memory
@@ -63,11 +62,11 @@ class ConvertedSource:
     shapes: Sizes | None
 
     @property
-    def root(self) -> Location:
-        return self.dataset.place
+    def root(self) -> Path:
+        return self.dataset.path
 
     @property
-    def paths(self) -> tuple[Location, ...]:
+    def paths(self) -> tuple[Path, ...]:
         return (self.root,)
 
     def scan(self) -> Scan:
@@ -198,8 +197,8 @@ class ConvertedSource:
         )
 
 
-def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
-    """Open the converted dataset in a folder or at a URL.
+def open_converted(path: Path, options: SourceOptions) -> ConvertedSource:
+    """Open the converted dataset in a folder.
 
     Raises:
         SettingError: an option does not fit a converted dataset.

@@ -11,7 +11,7 @@ from typing import Any
 from precache.dataset.columns import TARGETS
 from precache.errors import SettingError, check_choice, check_range
 from precache.recipe import flag_name
-from precache.storage.urls import locate
+from precache.storage.urls import local_path
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 TREE, TARS = "a tree of class folders", "WebDataset tars"
@@ -106,7 +106,7 @@ class SourceOptions:
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
         for path in filter(None, (self.root, *self.without)):
-            locate(path)  # raises SettingError for a URL that cannot be read
+            local_path(path)  # raises SettingError for a URL
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:

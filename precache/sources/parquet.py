@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,13 +50,11 @@ class ParquetReader:
     """Reader of the rows of a Parquet file, see `RowReader`.
 
     Attributes:
-        name: path or URL of the file in messages.
-        file: local file: the one at `name`, or what was fetched from there.
+        name: path of the file.
         folder: folder that the `path` of a picture without bytes is relative to.
     """
 
     name: str
-    file: Path
     folder: str
 
     counts_lines = False
@@ -99,7 +96,7 @@ class ParquetReader:
             yield from pictures
 
     def _open_pictures(self, column: str) -> StoredPictures:
-        status = os.stat(self.file)
+        status = os.stat(self.name)
         copy = _copy_pictures(self, column, status.st_size, status.st_mtime_ns)
         if not os.path.exists(copy.path):  # the staging folder was cleaned up meanwhile
             _copy_pictures.cache_clear()
@@ -138,7 +135,7 @@ class ParquetReader:
                 path=self.name,
                 remedy=f"run: {install_command('table')}",
             ) from error
-        with open_table(self.name, self.file) as file:
+        with open_table(self.name) as file:
             try:
                 yield parquet.ParquetFile(
                     file, pre_buffer=False, page_checksum_verification=True, buffer_size=_BUFFER_BYTES

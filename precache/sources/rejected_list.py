@@ -22,26 +22,25 @@ from precache.errors import SettingError, SourceError, os_errors_as
 from precache.pictures.reading import sizes_and_times
 from precache.sources.base import Scan
 from precache.storage import atomic_write, read_regular
-from precache.storage.urls import Location
 
 SUFFIX = ".rejected.csv"
 _HEADER = ["path", "reason", "bytes", "modified_ns"]
 
 
-def default_list_path(tree: Location) -> Path:
+def default_list_path(tree: Path) -> Path:
     """Return the usual path of the list of `tree`, with links resolved: a tree has one list."""
-    real_path = Path(os.path.realpath(str(tree)))
+    real_path = Path(os.path.realpath(tree))
     return real_path.parent / f"{real_path.name}{SUFFIX}"
 
 
-def check_writable(path: Path, tree: Location) -> None:
+def check_writable(path: Path, tree: Path) -> None:
     """Raise unless a list of `tree` may be written to `path`.
 
     Raises:
         SettingError: `path` lies in the tree, or cannot be written.
         SourceError: there is another file at `path`, which is no such list.
     """
-    folder, root = Path(os.path.realpath(path.parent)), Path(os.path.realpath(str(tree)))
+    folder, root = Path(os.path.realpath(path.parent)), Path(os.path.realpath(tree))
     if folder == root or root in folder.parents:
         raise SettingError(
             f"lies inside the tree {tree}", path=path, remedy="choose a list file beside it with --list"

@@ -19,6 +19,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,9 +41,6 @@ from precache.sources.base import (
 from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import SourceOptions
 from precache.sources.picture_values import to_picture
-from precache.sources.tree import ObjectTree, read_object
-from precache.storage.objects import ObjectInfo, ObjectStore
-from precache.storage.urls import Location, Url, locate
 
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
 """Usual names of the column of pictures, or of their paths."""
@@ -135,7 +133,7 @@ class RowPart:
 
     Attributes:
         reader: reader of the rows.
-        folder: folder or URL that paths of pictures are relative to; None if the rows must hold pictures.
+        folder: folder that paths of pictures are relative to; None if the rows must hold pictures.
         split: split of the rows, unless they have a column of splits.
         prefix: text in front of the samples' paths.
         is_dataset: whether the rows come from a dataset object, not a table. Then a file may occur in several
@@ -189,7 +187,7 @@ class ScannedPart:
 
     Attributes:
         name, counts_lines: attributes of the reader.
-        folder: folder or URL of the pictures' files; "" if the rows hold the pictures.
+        folder: folder of the pictures' files; "" if the rows hold the pictures.
         prefix: see `RowPart`.
         pictures: pictures that the rows hold; None if they are files in `folder`.
         first: id of the part's first row; `SampleRef.place` is `first` plus the number of the row.
@@ -201,12 +199,6 @@ class ScannedPart:
     prefix: str
     pictures: StoredPictures | None
     first: int
-
-    @property
-    def url(self) -> Url | None:
-        """Folder of the pictures if it is a URL, else None."""
-        place = locate(self.folder) if self.pictures is None else None
-        return place if isinstance(place, Url) else None
 
     def row_name(self, place: int, sample_id: int) -> str:
         """Return the name of a row for messages."""
@@ -230,16 +222,11 @@ class RowSource:
         scanned: parts after the scan.
     """
 
-    root: Location
-    paths: tuple[Location, ...]
+    root: Path
+    paths: tuple[Path, ...]
     parts: tuple[RowPart, ...]
     options: SourceOptions
     scanned: tuple[ScannedPart, ...] = ()
-
-    @property
-    def reads_at_a_time(self) -> int:
-        """Number of pictures that are requested at a time, after the scan; see `Source`."""
-        return ObjectTree.reads_at_a_time if any(part.url for part in self.scanned) else 0
 
     def scan(self) -> Scan:
         choices = [part.choose_columns(self.options) for part in self.parts]
@@ -363,9 +350,8 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
         SourceError: two rows of a table name one picture, no file exists, or one cannot be examined.
     """
     names = list(dict.fromkeys((roles.image, *roles.names)))
-    find_file = _file_finder(scanned)
     missing_rows, path_hashes = list[int](), array("Q")
-    folder = None if scanned.url else os.path.abspath(scanned.folder)
+    folder = os.path.abspath(scanned.folder)
     for row in part.reader.rows(names):
         values, place = dict(zip(names, row.values, strict=True)), scanned.first + row.number
         path = values[roles.image]
@@ -374,7 +360,7 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
             raise SourceError(f"{roles.image!r}: {path!r:.60} {reason}", path=where)
         short_path, full_path = _normalize(folder, path)
         path_hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(full_path)))
-        status = find_file(short_path)
+        status = status_of(os.path.join(scanned.folder, short_path))
         if status is None:
             missing_rows.append(len(rows))
         size, modified_ns = status or (-1, 0)
@@ -404,14 +390,6 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
     return [f"{scanned.name}: {count}; the first is {first_missing}: {missing_file!r}"]
 
 
-def _file_finder(part: ScannedPart) -> Callable[[str], tuple[int, int] | None]:
-    """Return a function of a path that returns size and time of the file's last write; None for no file."""
-    if part.url is None:
-        return lambda path: status_of(os.path.join(part.folder, path))
-    objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(part.url).list()}
-    return lambda path: objects.get(os.path.normpath(path))
-
-
 def _path_problem(path: Any) -> str | None:
     """Return why a row's value cannot be the path of its picture, with a remedy; None if it can."""
     if not isinstance(path, str) or not path:
@@ -429,17 +407,15 @@ def _path_problem(path: Any) -> str | None:
     return None
 
 
-def _normalize(folder: str | None, path: str) -> tuple[str, str]:
+def _normalize(folder: str, path: str) -> tuple[str, str]:
     """Return a row's path without `.`, `..` and double slashes, and the absolute path of the file.
 
     A path whose `..` follows a link to another place, or a missing folder, is returned as it is written.
 
     Args:
-        folder: absolute path of the folder that `path` is relative to; None if that is a URL.
+        folder: absolute path of the folder that `path` is relative to.
     """
     short_path = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
-    if folder is None:
-        return short_path, short_path
     if ".." in path.split("/"):
         joined_path = os.path.join(folder, path)
         try:
@@ -477,14 +453,8 @@ def _check_unique(
 
 def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -> bytes:
     """Return the content of the file that a row names; it must be unchanged since the scan."""
-    path, url = part.file_of(ref.path), part.url
+    path = part.file_of(ref.path)
     if ref.bytes < 0:
         reason = "is a folder" if os.path.isdir(path) else "is not a file"
         raise ImageError(where, f"{reason}; named in {part.row_name(ref.place, ref.id)}")
-    if url is None:
-        return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
-
-    def is_same(info: ObjectInfo) -> bool:
-        return info.bytes == ref.bytes and info.modified_ns == ref.modified_ns
-
-    return read_object(url, ref.path, ref.bytes, max_pixels, is_same)
+    return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))

@@ -7,7 +7,7 @@ data/test-00000-of-00001.parquet            Parquet of Hugging Face
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from precache.errors import SourceError
@@ -17,15 +17,7 @@ from precache.sources.tree import split_of
 
 
 def list_shards(folder: Path, is_shard: Callable[[str], bool]) -> list[str]:
-    """Return the paths of the shards in `folder` and in its folders, sorted; see `select_shards`."""
-    try:
-        return select_shards(_list_paths(folder), is_shard)
-    except OSError:  # the folder is opened as a tree then, and listing that raises a SourceError
-        return []
-
-
-def select_shards(paths: Iterable[str], is_shard: Callable[[str], bool]) -> list[str]:
-    """Return those of the paths in a folder that are shards, sorted.
+    """Return the paths of the shards in `folder` and in its folders, sorted.
 
     There are none if an inner folder holds pictures or folders: then the folder is a tree, and its shards are
     stray files. A table directly beside pictures describes these, and is no shard.
@@ -35,15 +27,18 @@ def select_shards(paths: Iterable[str], is_shard: Callable[[str], bool]) -> list
     """
     shards = []
     has_pictures = False
-    for path in paths:
-        *folders, name = path.split("/")
-        if name.startswith(".") or any(folder.startswith((".", "_")) for folder in folders):
-            continue  # hidden, or the folder _tmp that img2dataset leaves
-        if len(folders) > 1 or (folders and kinds.looks_like_picture(name)):
-            return []
-        has_pictures = has_pictures or kinds.looks_like_picture(name)
-        if is_shard(name):
-            shards.append(path)
+    try:
+        for path in _list_paths(folder):  # ends at the first picture of a tree, which may hold millions
+            *folders, name = path.split("/")
+            if name.startswith(".") or any(inner.startswith((".", "_")) for inner in folders):
+                continue  # hidden, or the folder _tmp that img2dataset leaves
+            if len(folders) > 1 or (folders and kinds.looks_like_picture(name)):
+                return []
+            has_pictures = has_pictures or kinds.looks_like_picture(name)
+            if is_shard(name):
+                shards.append(path)
+    except OSError:  # the folder is opened as a tree then, and listing that raises a SourceError
+        return []
     if has_pictures:
         shards = [path for path in shards if "/" in path or not is_table(Path(path))]
     return sorted(shards)

@@ -40,12 +40,10 @@ class CsvReader:
     """Reader of the rows of a CSV or TSV, see `RowReader`.
 
     Attributes:
-        name: path or URL of the table in messages.
-        file: local file: the one at `name`, or what was fetched from there.
+        name: path of the table.
     """
 
     name: str
-    file: Path
 
     counts_lines = True
     is_text = True
@@ -56,7 +54,7 @@ class CsvReader:
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         header = self._read_header()
         columns = [header.index(name) for name in names]
-        with open_table(self.name, self.file) as file:
+        with open_table(self.name) as file:
             for row, (line, cells) in enumerate(self._read_records(file)):
                 if row == 0:
                     continue  # the header
@@ -70,7 +68,7 @@ class CsvReader:
                 yield Row(line, [cells[column] for column in columns])
 
     def _read_header(self) -> list[str]:
-        with open_table(self.name, self.file) as file:
+        with open_table(self.name) as file:
             _, names = next(self._read_records(file), (0, []))
         if not names:
             raise SourceError("is empty; expected a first line with the names of its columns", path=self.name)
@@ -78,7 +76,7 @@ class CsvReader:
 
     @property
     def _delimiter(self) -> str:
-        return DELIMITERS[self.file.suffix.lower()]
+        return DELIMITERS[Path(self.name).suffix.lower()]
 
     def _read_records(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
         """Yield header and rows: the line that each begins in, and its cells."""
@@ -114,7 +112,6 @@ class JsonLinesReader:
     """Reader of the rows of JSON lines, see `RowReader`; the attributes are those of `CsvReader`."""
 
     name: str
-    file: Path
 
     counts_lines = True
     is_text = False
@@ -132,7 +129,7 @@ class JsonLinesReader:
 
     def _read_objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield number and object of each line that is not blank."""
-        with open_table(self.name, self.file) as file:
+        with open_table(self.name) as file:
             for line, text in enumerate(_read_lines(self.name, file), 1):
                 if text.isspace():
                     continue
@@ -151,12 +148,8 @@ class JsonLinesReader:
 
 
 @contextmanager
-def open_table(name: str, path: Path) -> Iterator[BinaryIO]:
-    """Open the file of a table; SourceError if it cannot be opened, or cannot be read in the block.
-
-    Args:
-        name: path or URL of the table in messages.
-    """
+def open_table(path: str) -> Iterator[BinaryIO]:
+    """Open the file of a table; SourceError if it cannot be opened, or cannot be read in the block."""
     try:
         with BufferedReader(open_regular(path)) as file:
             yield file
@@ -164,7 +157,7 @@ def open_table(name: str, path: Path) -> Iterator[BinaryIO]:
         hint = did_you_mean(path)
         raise SourceError(
             f"the table cannot be read ({os_reason(error)}){hint}",
-            path=name,
+            path=path,
             remedy="" if hint else "check its name and permissions",
         ) from error
 

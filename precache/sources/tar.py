@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 from precache.errors import SourceError, shell_command
 from precache.pictures.reading import check_bytes, read_part, read_with_retries
 from precache.storage import open_regular
-from precache.storage.urls import Location
 
 _COPY_AGAIN = "download or copy it again"
 _PACK_AGAIN = "write the tar again, with whole files"
@@ -49,13 +48,11 @@ class Tar:
     """Reader of a tar's members; it is small, and pickled for worker processes.
 
     Attributes:
-        name: path or URL of the tar in messages.
         path: path of the file.
         scanned_status: size of the file in bytes, and time of its last write in ns.
         file: open file while members are listed; its buffer often has the next header already.
     """
 
-    name: str
     path: str
     scanned_status: tuple[int, int]
     file: BinaryIO | None = None
@@ -105,30 +102,30 @@ class Tar:
 
     def error(self, message: str, remedy: str = _COPY_AGAIN) -> SourceError:
         """Return a SourceError about this tar; `message` begins with a verb."""
-        return SourceError(message, path=self.name, remedy=remedy)
+        return SourceError(message, path=self.path, remedy=remedy)
 
     def read(self, start: int, count: int) -> bytes:
         """Read some bytes of the file; SourceError if they cannot be read, or the file has changed."""
         if self.file is None:
-            return read_part(self.path, self.name, self.scanned_status, start, count)
+            return read_part(self.path, self.path, self.scanned_status, start, count)
         self.file.seek(start)
         return self.file.read(count)
 
 
-def open_tar(path: Path, place: Location) -> Tar:
-    """Open the tar at `path`, called `place` in messages.
+def open_tar(path: Path) -> Tar:
+    """Open the tar at `path`.
 
     Raises:
         SourceError: it cannot be read, or is compressed.
     """
-    status = read_with_retries(lambda: os.stat(path), str(place))
-    tar = Tar(str(place), str(path), (status.st_size, status.st_mtime_ns))
+    status = read_with_retries(lambda: os.stat(path), path)
+    tar = Tar(str(path), (status.st_size, status.st_mtime_ns))
     start = tar.read(0, max(map(len, _COMPRESSIONS)))
     for mark, command in _COMPRESSIONS.items():
         if start.startswith(mark):
             raise tar.error(
                 "is compressed as a whole, and its pictures are read in shuffled order",
-                f"decompress it, as with '{shell_command(command, place)}'",
+                f"decompress it, as with '{shell_command(command, path)}'",
             )
     return tar
 
@@ -137,12 +134,12 @@ class _TarFile(io.FileIO):
     """File of a tar for `tarfile`, which tries again when a disk fails for a moment."""
 
     def __init__(self, tar: Tar) -> None:
-        with read_with_retries(lambda: open_regular(tar.path), tar.name) as file:
+        with read_with_retries(lambda: open_regular(tar.path), tar.path) as file:
             super().__init__(os.dup(file.fileno()))
-        self._tar_name = tar.name
+        self._tar_path = tar.path
 
     def readinto(self, buffer: Any) -> int:
-        return read_with_retries(lambda: super(_TarFile, self).readinto(buffer), self._tar_name) or 0
+        return read_with_retries(lambda: super(_TarFile, self).readinto(buffer), self._tar_path) or 0
 
 
 def _list_members(tar: Tar, file: BinaryIO) -> Iterator[Member]:

@@ -24,11 +24,8 @@ and listed as such.
 Class folders may lie N folders deep (`class_depth`): then the class is named by its path, such as
 'birds/heron'. With N = 0 there are no classes: SRC/0001.jpg is a picture without a label.
 
-Listing a tree on disk needs only names and file types, which reading its folders gives (`list_tree`). Sizes
-and times need a call per file, so they are read only when needed, as by a conversion (`scan_tree`).
-
-The folders lie on disk, or in an object storage, where they are prefixes: s3://BUCKET/photos/heron/1.jpg.
-Samples, ids and digest are the same for both.
+Listing a tree needs only names and file types, which reading its folders gives (`list_tree`). Sizes and times
+need a call per file, so they are read only when needed, as by a conversion (`scan_tree`).
 """
 
 import errno
@@ -36,27 +33,20 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import repeat
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import xxhash
 
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_picture, read_with_retries, sizes_and_times
+from precache.pictures.reading import read_picture, read_with_retries, sizes_and_times
 from precache.reporting import abridge, quantity
-from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
+from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan
 from precache.sources.options import is_table
 from precache.storage import open_regular
-from precache.storage.objects import ObjectInfo, ObjectStore
-from precache.storage.retries import ObjectNotFoundError
-from precache.storage.urls import Location, Url
 
 SPLIT_FOLDERS = {
     "train": "train", "training": "train",
@@ -81,91 +71,8 @@ def split_of(folder: str) -> str | None:
     return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower().rstrip("0123456789")))
 
 
-class Node:
-    """A file or a folder in an object storage.
-
-    Args:
-        first_bytes: function that returns the first bytes of a file, at most `kinds.PREFIX_BYTES`.
-
-    Attributes:
-        name: last part of the path.
-        path: path from the outermost folder, with slashes.
-        children: files and folders of a folder by name; None for a file.
-        bytes: size of a file; -1 for what cannot be read, such as a device.
-        modified_ns: time of a file's last write.
-        place: see `SampleRef.place`.
-    """
-
-    __slots__ = ("_first_bytes", "bytes", "children", "modified_ns", "name", "path", "place")
-
-    def __init__(self, first_bytes: "Callable[[Node], bytes]", name: str = "", path: str = "") -> None:
-        self.name, self.path, self._first_bytes = name, path, first_bytes
-        self.children: dict[str, Node] | None = None
-        self.bytes, self.modified_ns, self.place = -1, 0, 0
-
-    def child(self, name: str) -> "Node":
-        """Return the file or folder of this name in the folder, and make it if there is none.
-
-        Called on a file, it makes that a folder.
-        """
-        if self.children is None:
-            self.children = {}
-        if name not in self.children:
-            self.children[name] = Node(self._first_bytes, name, _join(self.path, name))
-        return self.children[name]
-
-    def is_dir(self) -> bool:
-        """Return whether this is a folder."""
-        return self.children is not None
-
-    def is_file(self) -> bool:
-        """Return whether this is a file that can be read."""
-        return self.children is None and self.bytes >= 0
-
-    @property
-    def is_link_to_parent(self) -> bool:
-        """Whether this is a link to a folder that contains it: storages have none."""
-        return False
-
-    def entries(self) -> "Iterable[Node]":
-        """Return the files and folders in the folder; none for a file."""
-        return self.children.values() if self.children is not None else ()
-
-    def list_pictures(self) -> "tuple[list[str], list[Node]]":
-        """Return the names of the folder's files that have a picture's extension, and all other entries."""
-        pictures: list[str] = []
-        others: list[Node] = []
-        for node in self.entries():
-            if _has_picture_name(node.name) and node.is_file():
-                pictures.append(node.name)
-            else:
-                others.append(node)
-        return pictures, others
-
-    def statuses(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Return size in bytes, time of the last write and place of each of these files in the folder."""
-        children = self.children or {}
-        files = [children[name] for name in names]
-        return [(file.bytes, file.modified_ns, file.place) for file in files]
-
-    def identity(self) -> tuple[int, int] | None:
-        """Return None: only a folder on disk can be met under two names."""
-        return None
-
-    def find(self, parts: Iterable[str]) -> "Node | None":
-        """Return the file or folder at the path of these names below this one; None if there is none."""
-        node: Node | None = self
-        for part in parts:
-            node = (node.children or {}).get(part) if node is not None else None
-        return node
-
-    def first_bytes(self) -> bytes:
-        """Return the file's first bytes, at most `kinds.PREFIX_BYTES`."""
-        return self._first_bytes(self)
-
-
-class DiskEntry:
-    """A file or a folder on disk, with the methods of `Node`; an error of the disk raises SourceError."""
+class Entry:
+    """A file or a folder of a tree; an error of the disk raises SourceError."""
 
     __slots__ = ("_entry", "name")
 
@@ -190,38 +97,34 @@ class DiskEntry:
         folders = (os.path.realpath(folder) for folder in Path(path).parents)
         return any(os.path.commonpath((target, folder)) == target for folder in folders)
 
-    def entries(self) -> "Iterable[DiskEntry]":
+    def entries(self) -> "list[Entry]":
         """Return the files and folders in the folder."""
 
-        def list_entries() -> list[DiskEntry]:
+        def list_entries() -> list[Entry]:
             with os.scandir(self._entry) as entries:
-                return [DiskEntry(entry) for entry in entries]
+                return [Entry(entry) for entry in entries]
 
         return read_with_retries(list_entries, os.fspath(self._entry))
 
-    def list_pictures(self) -> "tuple[list[str], list[DiskEntry]]":
+    def list_pictures(self) -> "tuple[list[str], list[Entry]]":
         """Return the names of the folder's files that have a picture's extension, and all other entries.
 
         The folder's list has the type of each entry (`d_type`), so that no call per file is needed, except
         for links, and on file systems that do not store the types.
         """
 
-        def list_by_name() -> tuple[list[str], list[DiskEntry]]:
+        def list_by_name() -> tuple[list[str], list[Entry]]:
             pictures: list[str] = []
-            others: list[DiskEntry] = []
+            others: list[Entry] = []
             with os.scandir(self._entry) as entries:
                 for entry in entries:
                     if _has_picture_name(entry.name) and entry.is_file(follow_symlinks=False):
                         pictures.append(entry.name)
                     else:
-                        others.append(DiskEntry(entry))
+                        others.append(Entry(entry))
             return pictures, others
 
         return read_with_retries(list_by_name, os.fspath(self._entry))
-
-    def statuses(self, names: Sequence[str]) -> Iterable[tuple[int, int, int]]:
-        """Return placeholders for size, time and place of these files; `with_sizes` fills them in."""
-        return repeat((-1, 0, 0), len(names))
 
     def identity(self) -> tuple[int, int] | None:
         """Return device and inode number of the folder; None if the file system has no inode numbers."""
@@ -252,13 +155,9 @@ class DiskEntry:
         return read_with_retries(test, os.fspath(self._entry))
 
 
-Entry: TypeAlias = DiskEntry | Node
-"""A file or a folder of a tree, wherever the tree lies."""
-
-
 @dataclass(frozen=True, slots=True)
 class TreeSource:
-    """A tree on disk as a `Source`; its class folders lie `class_depth` folders deep."""
+    """A tree as a `Source`; its class folders lie `class_depth` folders deep."""
 
     root: Path
     class_depth: int = 1
@@ -277,91 +176,6 @@ class TreeSource:
 
     def where(self, ref: SampleRef) -> str:
         return os.path.join(self.root, ref.path)
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectTree:
-    """A tree in an object storage as a `Source`; its class prefixes lie `class_depth` levels deep.
-
-    An object counts as unchanged while its size and etag are.
-    """
-
-    root: Url
-    class_depth: int = 1
-
-    reads_at_a_time = 16
-    """Number of pictures that are requested at a time, since each request waits for the network."""
-
-    @property
-    def paths(self) -> tuple[Url, ...]:
-        return (self.root,)
-
-    def scan(self) -> Scan:
-        return scan_folders(_list_objects(_store(self.root)), self, self.class_depth)
-
-    def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        def is_same(info: ObjectInfo) -> bool:
-            return info.bytes == ref.bytes and _object_version(info) == ref.place
-
-        return read_object(self.root, ref.path, ref.bytes, max_pixels, is_same)
-
-    def where(self, ref: SampleRef) -> str:
-        return f"{self.root}/{ref.path}"
-
-
-def read_object(
-    url: Url, name: str, size: int, max_pixels: int, is_same: Callable[[ObjectInfo], bool]
-) -> bytes:
-    """Return the content of the picture `name` below `url`, which had `size` bytes when it was listed.
-
-    Args:
-        is_same: function that says whether an object is the one that was listed.
-
-    Raises:
-        ImageError: the object is larger than a picture of `max_pixels` can be.
-        SourceError: the object is gone, or has changed.
-        StorageError: the storage does not return it.
-    """
-    check_bytes(str(url / name), size, max_pixels)
-    try:
-        content, info = _store(url).get_with_info(name)
-    except ObjectNotFoundError as error:
-        raise SourceError(
-            "disappeared after the tree was listed", path=url / name, remedy="run the same command again"
-        ) from error
-    if not is_same(info):
-        raise SourceError(
-            f"changed while it was converted (expected {size:,} bytes, got {info.bytes:,}, or written since)",
-            path=url / name,
-            remedy="leave it alone, and convert with --overwrite",
-        )
-    return content
-
-
-def _list_objects(store: ObjectStore) -> Node:
-    """Return the outermost folder of all objects below the store's URL; `place` is `_object_version`."""
-
-    def first_bytes(node: Node) -> bytes:
-        return store.get_range(node.path, 0, min(node.bytes, kinds.PREFIX_BYTES))
-
-    top = Node(first_bytes)
-    for info in store.list():
-        node = top
-        for part in info.name.split("/"):
-            node = node.child(part)
-        node.bytes, node.modified_ns, node.place = info.bytes, info.modified_ns, _object_version(info)
-    return top
-
-
-def _object_version(info: ObjectInfo) -> int:
-    """Return 63 bits that change with the object's etag, or with size and time if it has none."""
-    version = info.etag.strip('"') if info.etag else f"{info.bytes} {info.modified_ns}"
-    return xxhash.xxh3_64_intdigest(version.encode()) >> 1
-
-
-@lru_cache(4)
-def _store(url: Url) -> ObjectStore:
-    return ObjectStore(url)
 
 
 def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
@@ -403,11 +217,21 @@ def list_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty
     if reason is not None:
         hint = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{reason}; expected a folder of class folders with pictures{hint}", path=root)
-    return scan_folders(DiskEntry(root), TreeSource(root, class_depth), class_depth, allow_empty=allow_empty)
+    top, lister = Entry(root), _Lister(root, class_depth)
+    layout = _find_layout(top, root, class_depth)
+    if not layout.splits:
+        lister.list_split("", top, "")
+    for split, folder in layout.splits:
+        lister.list_split(split, folder, folder.name)
+    for entry in layout.others:
+        lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
+    if not lister.counts and not (allow_empty and lister.empty_classes):
+        raise _no_pictures_error(top, root, class_depth)
+    return lister.scan(layout.warnings, allow_empty=allow_empty)
 
 
 def with_sizes(scan: Scan) -> Scan:
-    """Return the scan of a tree on disk with sizes and times of its files, which many threads read.
+    """Return the scan of a tree with sizes and times of its files, which many threads read.
 
     Raises:
         SourceError: a file is gone, or its size cannot be read.
@@ -435,21 +259,6 @@ def _tree_digest(samples: Samples, class_depth: int) -> str:
     return digest.hexdigest()
 
 
-def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: bool = False) -> Scan:
-    """List the samples of `source` below `top`, its outermost folder; see `list_tree` for the arguments."""
-    lister = _Lister(source.root, class_depth)
-    layout = _find_layout(top, source.root, class_depth)
-    if not layout.splits:
-        lister.list_split("", top, "")
-    for split, folder in layout.splits:
-        lister.list_split(split, folder, folder.name)
-    for entry in layout.others:
-        lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
-    if not lister.counts and not (allow_empty and lister.empty_classes):
-        raise _no_pictures_error(top, source, class_depth)
-    return lister.scan(source, layout.warnings, allow_empty=allow_empty)
-
-
 def _folder_of_shards(top: Entry) -> str | None:
     """Return the path to name as source if tars or Parquet files lie too deep to be seen; else None."""
     pending = [("", top)]
@@ -464,9 +273,8 @@ def _folder_of_shards(top: Entry) -> str | None:
     return None
 
 
-def _no_pictures_error(top: Entry, source: Source, class_depth: int) -> NothingFoundError:
-    """Return the error for a source without samples, which says what to pass if its layout is another."""
-    root = source.root
+def _no_pictures_error(top: Entry, root: Path, class_depth: int) -> NothingFoundError:
+    """Return the error for a tree without samples, which says what to pass if its layout is another."""
     if (folder := _folder_of_shards(top)) is not None:
         return NothingFoundError(
             "has no class folder with pictures, but shards",
@@ -500,7 +308,7 @@ class _Lister:
         empty_classes: name of the class of each class folder without a picture, by the folder's path.
     """
 
-    def __init__(self, root: Location, class_depth: int) -> None:
+    def __init__(self, root: Path, class_depth: int) -> None:
         self.counts: list[int] = []
         self.empty_classes: dict[str, str] = {}
         self._root, self._class_depth = root, class_depth
@@ -586,7 +394,7 @@ class _Lister:
             pictures.sort()
             prefix = _join(path, "")
             paths = [prefix + name for name in pictures]
-            self._samples.add_files(paths, folder.statuses(pictures), self._split)
+            self._samples.add_files(paths, self._split)
             if path != class_path and pictures:
                 self._deeper += len(pictures)
                 subfolder = path[len(class_path) :].strip("/").partition("/")[0]
@@ -641,8 +449,8 @@ class _Lister:
                 f"{remedy}"
             )
 
-    def scan(self, source: Source, warnings: Iterable[str], *, allow_empty: bool) -> Scan:
-        """Return the scan of `source` with all that was listed."""
+    def scan(self, warnings: Iterable[str], *, allow_empty: bool) -> Scan:
+        """Return the scan of the tree with all that was listed."""
         target = "class" if self._class_depth else "none"
         classes: list[str] = []
         if target == "class":
@@ -654,7 +462,7 @@ class _Lister:
         labels = np.repeat([label_of.get(name, -1) for name in self._class_names], self.counts)
         samples = self._samples.samples(labels)
         return Scan(
-            source=source,
+            source=TreeSource(self._root, self._class_depth),
             classes=tuple(classes),
             samples=samples,
             ignored=tuple(self._ignored),
@@ -681,7 +489,7 @@ class _Layout:
     warnings: tuple[str, ...] = ()
 
 
-def _find_layout(top: Entry, root: Location, class_depth: int) -> _Layout:
+def _find_layout(top: Entry, root: Path, class_depth: int) -> _Layout:
     """Find the splits of a tree: folders named as splits that hold class folders, or pictures at depth 0.
 
     Raises:

@@ -35,7 +35,6 @@ from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import find_splits, list_shards
 from precache.sources.tar import Member, Tar, open_tar
-from precache.storage.urls import Location
 
 COMPRESSED_SUFFIXES = (
     ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst"
@@ -70,35 +69,33 @@ class WebDatasetSource:
     """WebDataset tars as a `Source`.
 
     Attributes:
-        root: folder or URL of the tars, or of the only tar.
-        folder: local folder or tar: `root`, or what was fetched from there.
+        root: folder of the tars, or the only tar.
         tars: readers of the tars, after the scan.
         starts: offset of each tar in all tars joined, in bytes; `SampleRef.place` is an offset in these.
         has_tar_in_paths: whether samples' paths begin with the tar's name, since a key is in several tars.
     """
 
-    root: Location
-    folder: Path
+    root: Path
     options: SourceOptions
     tars: tuple[Tar, ...] = ()
     starts: tuple[int, ...] = ()
     has_tar_in_paths: bool = False
 
     @property
-    def paths(self) -> tuple[Location, ...]:
+    def paths(self) -> tuple[Path, ...]:
         return (self.root,)
 
     def scan(self) -> Scan:
-        if not self.folder.is_dir():
-            tar = open_tar(self.folder, self.root)
+        if not self.root.is_dir():
+            tar = open_tar(self.root)
             if not _has_samples(tar):
                 raise tar.error(
                     "holds no WebDataset samples, such as 0001.jpg with 0001.cls",
                     f"run '{shell_command('tar xf', self.root)}', and convert the folder",
                 )
-            return _scan_tars(self, [os.path.basename(tar.name)], [tar])
-        names = list_shards(self.folder, is_tar)
-        return _scan_tars(self, names, [open_tar(self.folder / name, self.root / name) for name in names])
+            return _scan_tars(self, [self.root.name], [tar])
+        names = list_shards(self.root, is_tar)
+        return _scan_tars(self, names, [open_tar(self.root / name) for name in names])
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         where = self.where(ref)
@@ -110,8 +107,8 @@ class WebDatasetSource:
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: the tar's path, and the member's name."""
         if self.has_tar_in_paths:
-            return os.path.join(str(self.root), ref.path)
-        return os.path.join(self.tars[self._tar_index(ref)].name, ref.path)
+            return os.path.join(self.root, ref.path)
+        return os.path.join(self.tars[self._tar_index(ref)].path, ref.path)
 
     def _tar_index(self, ref: SampleRef) -> int:
         return bisect_right(self.starts, ref.place) - 1
@@ -230,13 +227,13 @@ class _TarSamples:
         self.labels_are_parts = options.label is None
         self._options = options
         self._first_rows: list[int] = []  # row of each tar's first sample
-        self._tar_names: list[str] = []
+        self._tar_paths: list[str] = []
         self._labels: list[Any] = []
 
     def add_tar(self, tar: Tar, start: int, split: str) -> None:
         """Add the samples of a tar, whose offset in all tars joined is `start`."""
         self._first_rows.append(len(self.refs))
-        self._tar_names.append(tar.name)
+        self._tar_paths.append(tar.path)
         samples = self._read_samples(tar)
         for key in list(samples):
             sample = samples.pop(key)  # frees its parts, which take as much memory as the fields
@@ -258,11 +255,11 @@ class _TarSamples:
 
     def _error(self, message: str, remedy: str = "") -> SourceError:
         """Return a SourceError about the tar that is being read."""
-        return SourceError(message, path=self._tar_names[-1], remedy=remedy)
+        return SourceError(message, path=self._tar_paths[-1], remedy=remedy)
 
     def row_name(self, row: int) -> str:
         """Return the name of a sample in messages: its tar and its key."""
-        tar_name = self._tar_names[bisect_right(self._first_rows, row) - 1]
+        tar_name = self._tar_paths[bisect_right(self._first_rows, row) - 1]
         folder, base = os.path.split(self.refs[row].path)
         return f"{tar_name}: sample {os.path.join(folder, base.partition('.')[0])!r}"
 
@@ -309,7 +306,7 @@ class _TarSamples:
                     f"{path!r} has {member.size:,} bytes, expected text of at most {_MAX_TEXT_BYTES:,}",
                     "leave it out of the tar",
                 )
-            sample.parts[part] = tar.content(f"{tar.name}: {path!r}", member.place, member.size)
+            sample.parts[part] = tar.content(f"{tar.path}: {path!r}", member.place, member.size)
         else:
             self.ignored.append(IgnoredPath(path, "has an extension that is not read"))
 

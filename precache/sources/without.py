@@ -10,7 +10,6 @@ from precache.dataset.converted import open_dataset
 from precache.errors import SettingError
 from precache.reporting import warn
 from precache.sources.base import Paths, Scan
-from precache.storage.urls import locate
 
 
 def leave_out(scan: Scan, datasets: Sequence[str]) -> Scan:
@@ -26,13 +25,12 @@ def leave_out(scan: Scan, datasets: Sequence[str]) -> Scan:
     samples = scan.samples
     is_new = np.ones(len(samples), np.bool_)
     for name in datasets:
-        place = locate(name)
-        column = open_dataset(place).read_index()["paths"]
+        column = open_dataset(name).read_index()["paths"]
         assert column.ends is not None
         held = set(Paths(column.values.tobytes(), column.ends))
         is_held = np.fromiter((path in held for path in samples.list_paths()), np.bool_, len(samples))
         if not is_held.any():
-            warn(f"{place}: holds no picture of {scan.root}, so nothing is left out for it")
+            warn(f"{name}: holds no picture of {scan.root}, so nothing is left out for it")
         is_new &= ~is_held
     rows = np.flatnonzero(is_new)
     if not len(rows):

@@ -24,7 +24,6 @@ from pathlib import Path
 from precache.errors import DatasetError, os_errors_as
 from precache.storage import is_leftover, open_append
 from precache.storage.records import PROBED_BYTES, may_be_records
-from precache.storage.urls import Location
 
 LOCK_SUFFIX = ".precache-lock"
 _PATIENCE_S = 1.0  # the workers of a killed process may hold its lock for a moment
@@ -98,12 +97,11 @@ def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
 
 
 @contextmanager
-def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None]:
+def hold_lock(destination: Path) -> Iterator[None]:
     """Hold the lock of `destination` until the end of the block, so that no other process converts into it.
 
     Args:
         destination: folder of the dataset.
-        shown: name of the destination in messages; None for its path.
 
     Raises:
         DatasetError: another process holds the lock, the lock file's name is taken by another file, or the
@@ -111,7 +109,7 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
     """
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path, shown or destination)
+    descriptor = _open_locked(path, destination)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
             raise _foreign_file_error(path, "is not a lock file of this project")
@@ -129,7 +127,7 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
         unlock(descriptor)
 
 
-def _open_locked(path: Path, destination: Location) -> int:
+def _open_locked(path: Path, destination: Path) -> int:
     """Open and lock the lock file at `path`, and return its descriptor."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:

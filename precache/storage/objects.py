@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +42,7 @@ PART_BYTES = 8 << 20
 _SINGLE_PUT_BYTES = 64 << 20  # larger objects are uploaded in parts
 _PARTS_AT_A_TIME = 8
 _CRC32C = "precachecrc32c"  # key of an object's metadata: Azure allows letters, digits and _, proxies no _
-_DELETIONS_PER_REQUEST = 1000  # limit of S3
+_OBJECTS_PER_PAGE = _DELETIONS_PER_REQUEST = 1000  # limit of S3
 _MAX_RETRIES = 10_000
 _library_process: int | None = None  # the process that has first used obstore
 
@@ -56,7 +55,6 @@ class ObjectInfo:
         name: name relative to the store's URL.
         bytes: size in bytes.
         etag: tag that changes with the content.
-        modified_ns: time of the last write, by the storage's clock, in ns.
         version: generation, by which Google Cloud Storage identifies an object that is to be replaced.
         crc32c: checksum that was stored as metadata when the object was put; None if there is none, and in
             the result of a list.
@@ -65,7 +63,6 @@ class ObjectInfo:
     name: str
     bytes: int
     etag: str | None
-    modified_ns: int = 0
     version: str | None = None
     crc32c: str | None = None
 
@@ -235,18 +232,10 @@ class ObjectStore:
 
     def list(self) -> Sequence[ObjectInfo]:
         """List all objects below the URL, sorted by name."""
-        return self._list_pages(1000, None)
-
-    def list_first(self, count: int) -> Sequence[ObjectInfo]:
-        """List up to `count` objects below the URL with a single request."""
-        return self._list_pages(count, 1)
-
-    def _list_pages(self, objects_per_page: int, pages: int | None) -> Sequence[ObjectInfo]:
-        """List the objects of the first `pages` answers, or of all."""
 
         def request() -> "list[ObjectInfo]":
-            answers = self._obstore().list(self._store, chunk_size=objects_per_page)
-            return [_info(meta["path"], meta) for page in islice(answers, pages) for meta in page]
+            pages = self._obstore().list(self._store, chunk_size=_OBJECTS_PER_PAGE)
+            return [_info(meta["path"], meta) for page in pages for meta in page]
 
         return sorted(self._request("", request), key=lambda info: info.name)
 
@@ -310,8 +299,7 @@ class ObjectStore:
 
 
 def _info(name: str, meta: Any) -> ObjectInfo:
-    modified_ns = int(meta["last_modified"].timestamp()) * 10**9 + meta["last_modified"].microsecond * 1000
-    return ObjectInfo(name, meta["size"], meta["e_tag"], modified_ns, meta["version"])
+    return ObjectInfo(name, meta["size"], meta["e_tag"], meta["version"])
 
 
 def _open_store(url: Url, patience: Patience) -> Any:
@@ -336,7 +324,7 @@ def _open_store(url: Url, patience: Patience) -> Any:
         "read_timeout": timedelta(seconds=patience.stall_s),
         "timeout": timedelta(seconds=max(patience.stall_s, patience.total_s)),
     }
-    if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
+    if url.scheme == "http" or _endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
     # limited by time, not by number; `precache.storage.retries` has what obstore does not repeat
     retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=patience.total_s)}
@@ -366,7 +354,7 @@ def _make_store(stores: Any, url: Url, options: dict[str, Any]) -> Any:
     return stores.HTTPStore.from_url(str(url), **options)
 
 
-def endpoint_of(scheme: str) -> str:
+def _endpoint_of(scheme: str) -> str:
     """Address of the storage in the environment, in place of the provider's; empty if there is none."""
     variables = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -382,7 +370,7 @@ def endpoint_of(scheme: str) -> str:
 def _s3_settings() -> dict[str, Any]:
     """Settings of S3 that obstore does not find by itself: the endpoint, and credentials of AWS profiles."""
     settings: dict[str, Any] = {}
-    endpoint = endpoint_of("s3")
+    endpoint = _endpoint_of("s3")
     if endpoint:
         settings["endpoint"] = endpoint
     folder = Path("~/.aws").expanduser()

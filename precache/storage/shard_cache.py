@@ -45,7 +45,7 @@ from precache.storage.objects import ObjectStore
 from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, no_check
 from precache.storage.urls import Url
 
-CACHE_DIR = "PRECACHE_CACHE_DIR"
+_CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Name of the environment variable with the folder of the cache."""
 _MARK, _ROOM_LOCK, _FETCHING = ".precache-cache", ".precache-cache.lock", ".fetching"
 _PIECES_AT_A_TIME = 8
@@ -66,7 +66,7 @@ class Cache:
     """
 
     folder: str | os.PathLike[str] = field(
-        default_factory=lambda: os.environ.get(CACHE_DIR) or Path("~/.cache/precache").expanduser()
+        default_factory=lambda: os.environ.get(_CACHE_DIR) or Path("~/.cache/precache").expanduser()
     )
     bytes: int | None = None
 
@@ -153,7 +153,7 @@ class CachedFiles:
         with os_errors_as(
             StorageError,
             f"{file.bytes:,} bytes cannot be kept in {self.folder}",
-            f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
+            f"make room on that disk, or give another cache_dir or {_CACHE_DIR}",
             path=self.url / file.name,
         ):
             while (opened := _open_complete(path, file.bytes)) is None:
@@ -181,7 +181,7 @@ class CachedFiles:
         with os_errors_as(
             SettingError,
             "cannot be made",
-            f"give another cache_dir, or another {CACHE_DIR}",
+            f"give another cache_dir, or another {_CACHE_DIR}",
             path=self.folder,
         ):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ class CachedFiles:
                 raise SettingError(
                     f"holds {others[0]}, which was not fetched",
                     path=self.folder,
-                    remedy=f"move it elsewhere, or give another cache_dir or {CACHE_DIR}",
+                    remedy=f"move it elsewhere, or give another cache_dir or {_CACHE_DIR}",
                 )
             with atomic_write(mark) as file:
                 file.write(json.dumps({"url": str(self.url)}).encode())

@@ -1,4 +1,4 @@
-"""Temporary folders for files on their way from an object storage, copies of pictures, and measurements.
+"""Temporary folders for copies of pictures, and for measurements.
 
     TMPDIR/precache-staging-XXXXXXXX/    readable by its user alone
         .precache-staging                locked (flock) by the process that uses the folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from precache.errors import SettingError
+from precache.errors import SettingError, shell_command
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -43,16 +43,6 @@ class Url:
     def name(self) -> str:
         """Last part of the key, or of the root if there is no key."""
         return str(self).rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        """Extension of the name, with its dot."""
-        return Path(self.name).suffix if self.key else ""
-
-    @property
-    def parent(self) -> "Url":
-        """URL without the last part of the key; a root is its own parent."""
-        return Url(self.root, self.key.rpartition("/")[0])
 
 
 Location: TypeAlias = Path | Url
@@ -120,6 +110,34 @@ def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
     if isinstance(location, Url):
         raise SettingError("is a URL", path=location, remedy="name a path of this machine")
     return location
+
+
+def source_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+    """Parse the path of pictures to read; SettingError for a URL, with the command that copies them here."""
+    location = locate(place)
+    if isinstance(location, Path):
+        return location
+    remedy = "copy them to this machine first"
+    if command := {"s3": "aws s3 sync", "gs": "gcloud storage rsync -r"}.get(location.scheme):
+        remedy += f", as with '{shell_command(command, location, Path(location.name))}'"
+    pull = shell_command("precache pull", location, Path(location.name))
+    raise SettingError(
+        "is a URL, and pictures are read from a disk",
+        path=location,
+        remedy=f"{remedy}; a converted dataset with '{pull}'",
+    )
+
+
+def destination_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+    """Parse the folder to convert into; SettingError for a URL, with the command that copies it there."""
+    location = locate(place)
+    if isinstance(location, Path):
+        return location
+    raise SettingError(
+        "is a URL, and datasets are written to a disk",
+        path=location,
+        remedy=f"convert into a folder DST, then run '{shell_command('precache push DST', location)}'",
+    )
 
 
 def _path_text(place: "str | bytes | os.PathLike[str]") -> str:

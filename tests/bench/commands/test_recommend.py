@@ -22,8 +22,6 @@ from bench.report.result import Trial
 from precache.cli import commandline
 from precache.cli.main import main
 from precache.recipe import Recipe
-from precache.storage.objects import ObjectStore
-from precache.storage.urls import Url
 from tests.command import check_bad_input
 from tests.damage import damage_tree
 
@@ -226,15 +224,7 @@ def test_every_line_to_paste_runs_on_a_damaged_tree(
     assert "data/shards-it" in lines[2], "other pictures are in data/shards"
 
 
-def test_recommend_gives_the_line_to_convert_a_tree_at_a_url(
-    machine: Machine, recommend: Run, raw_tree: Path, bucket: Url
-) -> None:
-    for path in raw_tree.glob("*/*"):
-        ObjectStore(bucket / "photos").upload(path, str(path.relative_to(raw_tree)))
-    ended = recommend(tree=bucket / "photos")
-    assert ended.returncode == 0, ended.stderr
-    assert "Change that line" not in ended.stdout, "loaders.build reads no raw tree there"
-    lines = run_pasted(ended.stdout)
-    assert lines[1].startswith(f"precache convert {bucket}/photos data/shards")
-    assert lines[2].startswith("bench loaders data/shards ")
-    assert len(lines) == 3
+def test_recommend_refuses_a_tree_at_a_url_with_the_command(machine: Machine, recommend: Run) -> None:
+    ended = recommend(tree="s3://bucket/photos")
+    assert ended.returncode == 2
+    assert "aws s3 sync s3://bucket/photos photos" in ended.stderr

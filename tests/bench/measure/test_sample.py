@@ -11,9 +11,7 @@ from bench.measure.settings import Settings
 from bench.report.forecast import fit_conversion
 from precache.errors import SourceError
 from precache.recipe import Recipe
-from precache.sources.tree import ObjectTree, scan_tree
-from precache.storage.objects import ObjectStore
-from precache.storage.urls import Url
+from precache.sources.tree import scan_tree
 from tests.bench.settings import quick
 from tests.damage import damage_tree
 
@@ -23,18 +21,6 @@ RECIPE = Recipe(format="shards", size=48)
 def make_settings(seconds: float) -> Settings:
     """Return settings of trials of at least so many seconds."""
     return quick(trainer="emulated", workers=2, seconds=seconds)
-
-
-def test_make_trees_fetches_only_the_sample_of_a_tree_at_a_url(
-    bucket: Url, raw_tree: Path, tmp_path: Path
-) -> None:
-    originals = {path.read_bytes() for path in raw_tree.glob("*/*")}
-    for path in raw_tree.glob("*/*"):
-        ObjectStore(bucket / "photos").upload(path, str(path.relative_to(raw_tree)))
-    scan = ObjectTree(bucket / "photos").scan()
-    trees = make_trees(scan, RECIPE, make_settings(0.1), tmp_path, 20)
-    assert (trees.pictures, trees.small_images) == (20, 20)
-    assert {path.read_bytes() for path in trees.small.glob("*/*")} <= originals
 
 
 def test_the_sample_has_the_mean_size_of_the_tree(raw_tree: Path, tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""Contract of sources, checked for every kind; objects must have the samples of their tree."""
+"""Contract of sources, checked for every kind."""
 
 import json
 import os
 import pickle
 import random
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,6 @@ from precache.errors import ImageError, PrecacheError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, Source, check_no_overlap
 from precache.sources.options import OptionNotTakenError
-from precache.sources.tree import scan_tree
-from precache.storage.objects import ObjectStore
-from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
 from tests.precache.pictures.drawing import encode_image
@@ -49,12 +45,9 @@ class SourceKind:
     """A kind of source, made of the files of a tree.
 
     Attributes:
-        make: function of the files, with paths CLASS/NAME, and of an empty folder or bucket; it writes the
-            source there, and returns what `open_source` takes.
+        make: function of the files, with paths CLASS/NAME, and of an empty folder; it writes the source
+            there, and returns what `open_source` takes.
         takes: names of the `SourceOptions` that the source takes.
-        at_url: whether the source lies in a bucket.
-        is_tree: whether samples, paths, ignored files and digest are those of the tree of the same files.
-        takes_any_name: whether names may be no UTF-8.
         change: function of what `make` returned and the path of a picture; it changes that picture.
         keeps_files: whether reading a picture returns its file, not another encoding of it.
         is_sent_whole: whether worker processes get all of the data.
@@ -66,9 +59,6 @@ class SourceKind:
 
     make: Callable[[Files, Any], Any]
     takes: tuple[str, ...] = ("class_depth",)
-    at_url: bool = False
-    is_tree: bool = False
-    takes_any_name: bool = False
     change: Callable[[Any, str], None] | None = None
     keeps_files: bool = True
     is_sent_whole: bool = False
@@ -88,14 +78,6 @@ def touch(made: Path, name: str) -> None:
         os.utime(path, (1, 1))
 
 
-def rewrite_object(made: str, name: str) -> None:
-    """Write other bytes to an object at once, at the same size."""
-    url = locate(made)
-    assert isinstance(url, Url)
-    store = ObjectStore(url)
-    store.put(name, bytes(len(store.get(name))))
-
-
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
     """Return a function that makes a table beside its pictures, whose column `species` has their classes."""
 
@@ -110,20 +92,6 @@ def make_table(kind: str) -> Callable[[Files, Path], Path]:
         return place / f"labels.{kind}"
 
     return make
-
-
-def at_url(make: Callable[[Files, Path], Any]) -> Callable[[Files, Url], str]:
-    """Return a function that makes the same source as objects in a bucket."""
-
-    def upload(files: Files, bucket: Url) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            made = make(files, Path(folder))
-            for path in sorted(Path(folder).rglob("*")):
-                if path.is_file() and not path.is_relative_to(Path(folder, "tree")):
-                    ObjectStore(bucket).upload(path, str(path.relative_to(folder)))
-        return str(bucket / made.name)
-
-    return upload
 
 
 def make_dataset(files: Files, place: Path, load: Callable[[Path], Any] = Path) -> Items:
@@ -196,15 +164,7 @@ CONVERTED: dict[str, Any] = {"takes": ("classes", "ids"), "keeps_files": False, 
 KINDS = {
     "tree": SourceKind(
         lambda files, place: put(place / "tree", files),
-        is_tree=True,
-        takes_any_name=True,
         change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
-    ),
-    "objects": SourceKind(
-        at_url(lambda files, place: put(place / "photos", files)),
-        at_url=True,
-        is_tree=True,
-        change=rewrite_object,
     ),
     **{
         kind: SourceKind(
@@ -216,16 +176,7 @@ KINDS = {
         )
         for kind in WRITERS
     },
-    "table at a URL": SourceKind(
-        at_url(make_table("csv")),
-        at_url=True,
-        change=lambda made, name: rewrite_object(str(locate(made).parent), name),
-        **TABLE,
-    ),
     "Parquet with pictures": SourceKind(make_published, damage=spoil, **{**TABLE, "options": {}}),
-    "Parquet with pictures at a URL": SourceKind(
-        at_url(make_published), at_url=True, **{**TABLE, "options": {}}
-    ),
     "dataset of paths": SourceKind(make_dataset, **DATASET),
     "ImageFolder": SourceKind(make_image_folder, **DATASET),
     "dataset of bytes": SourceKind(
@@ -239,12 +190,10 @@ KINDS = {
     ),
     "Hugging Face's datasets": SourceKind(make_saved_dataset, damage=spoil, **DATASET),
     "WebDataset": SourceKind(make_tars, change=touch, damage=spoil_tar, **TARS),
-    "WebDataset at a URL": SourceKind(at_url(make_tars), at_url=True, **TARS),
     "converted": SourceKind(make_converted("shards"), damage=spoil, has_checksums=True, **CONVERTED),
     "converted to tars": SourceKind(
         make_converted("webdataset"), is_converted=False, damage=spoil, has_checksums=True, **CONVERTED
     ),
-    "converted at a URL": SourceKind(at_url(make_converted("shards")), at_url=True, **CONVERTED),
 }
 """Kinds of sources, all of which have the pictures and labels of a tree."""
 
@@ -255,9 +204,7 @@ def kind(request: pytest.FixtureRequest) -> SourceKind:
 
 
 @pytest.fixture
-def place(kind: SourceKind, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if kind.at_url:
-        return request.getfixturevalue("bucket")
+def place(tmp_path: Path) -> Path:
     (tmp_path / "place").mkdir()
     return tmp_path / "place"
 
@@ -346,10 +293,8 @@ def check_growth(kind: SourceKind, place: Path, files: Files, folder: Path) -> N
     assert verify_deep(folder / "more", made, workers=0).problems == ()
 
 
-def _state(place: Location) -> Any:
+def _state(place: Path) -> Any:
     """Return what would change if something were written to this place."""
-    if isinstance(place, Url):
-        return sorted((info.name, info.etag) for info in ObjectStore(place.parent).list())
     paths = [place, *sorted(place.rglob("*"))]
     return [(path, path.lstat().st_mtime_ns) for path in paths]
 
@@ -358,7 +303,7 @@ OPTIONS: dict[str, Any] = {"root": "x", "label": "x", "split": "x", "fields": ("
 
 
 def test_every_source_keeps_the_contract(
-    kind: SourceKind, place: Any, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    kind: SourceKind, place: Path, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     files = files_of(raw_tree)
     made = kind.make(files, place)
@@ -430,61 +375,11 @@ def _content(scan: Scan, row: int) -> bytes | None:
     return picture if isinstance(picture, bytes) else picture.tobytes()
 
 
-def check_message(error: Exception, place: Location) -> None:
+def check_message(error: Exception, place: Path) -> None:
     """Check that the error is one line of moderate length that names the place."""
     assert "\n" not in str(error)
     assert len(str(error)) < 1000
     assert str(place) in str(error)
-
-
-PARTS = (
-    "a",
-    "a-b",
-    "A",
-    "@eaDir",
-    "b c",
-    "\u00fc \u540d",
-    "latin\udcef",
-    "n" * 120,
-    "tab\t'\"",
-    ".hidden",
-    "astral\U0001f600",
-)
-SAFE_PARTS = ("a", "a-b", "A", "@eaDir", "b c", "\u00fc \u540d", "n" * 120, ".hidden", "astral\U0001f600")
-ENDINGS = (".jpg", ".JPG", ".jpeg", ".png", ".txt", ".psd", ".svg", "", ".b.gif", ".sgi")
-STARTS = (JPEG, b"\x89PNG\r\n\x1a\n", b"", b"text", b"\x01\xda\x00\x01", b"8BPS")
-
-
-def draw_files(rng: np.random.Generator, parts: tuple[str, ...]) -> Files:
-    """Draw files with strange names and contents, in class folders, in folders in these, and beside them."""
-    files = {"class/1.jpg": JPEG, "other/2.jpg": JPEG}
-    for number in range(60):
-        folders = [str(rng.choice(parts)) for _ in range(int(rng.choice([0, 1, 1, 1, 2, 2, 3])))]
-        name = f"{rng.choice(parts)}{number}{rng.choice(ENDINGS)}"
-        files["/".join([*folders, name])] = STARTS[rng.integers(len(STARTS))] * int(rng.integers(1, 4))
-    return files
-
-
-@pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].is_tree], indirect=True)
-@pytest.mark.parametrize(("seed", "prefix"), [(0, ""), (1, "train/")])
-def test_objects_have_the_samples_of_their_tree(
-    kind: SourceKind, place: Any, seed: int, prefix: str, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng((seed, 26))
-    files = {f"{prefix}{name}": content for name, content in draw_files(rng, SAFE_PARTS).items()}
-    if kind.takes_any_name:
-        files |= {f"{prefix}{name}": content for name, content in draw_files(rng, PARTS).items()}
-    if prefix:
-        files["val/class/9.jpg"] = JPEG
-    tree, scan = scan_tree(put(tmp_path / "files", files)), scan_of(kind.make(files, place))
-    assert (scan.digest, scan.classes, scan.scanned) == (tree.digest, tree.classes, tree.scanned)
-    assert set(scan.ignored) == set(tree.ignored)
-    assert scan.samples.paths == tree.samples.paths
-    assert scan.samples.split_names == tree.samples.split_names
-    for name in ("ids", "labels", "splits", "file_bytes", "path_ends"):
-        column, tree_column = getattr(scan.samples, name), getattr(tree.samples, name)
-        assert column.dtype == tree_column.dtype == np.int64, name
-        assert np.array_equal(column, tree_column), name
 
 
 Columns = dict[str, list[Any]]

@@ -240,3 +240,12 @@ def test_folders_without_read_permission_are_errors(unprivileged: Path, closed: 
         assert isinstance(raised.value.__cause__, PermissionError)
     finally:
         (unprivileged / closed).chmod(0o700)
+
+
+def test_files_and_classes_may_have_any_name(tmp_path: Path) -> None:
+    names = ("a-b", "A", "b c", "\u00fc \u540d", "latin\udcef", "n" * 120, "tab\t'\"", "astral\U0001f600")
+    files = {f"{name}/{name}.jpg": JPEG + os.fsencode(name) for name in names}
+    scan = scan_tree(put(tmp_path / "tree", files))
+    assert scan.classes == tuple(sorted(names))
+    assert {ref.path: scan.source.read(ref, 100) for ref in scan.samples} == files
+    assert [scan.classes[ref.label] for ref in scan.samples] == sorted(names)

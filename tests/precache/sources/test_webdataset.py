@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from precache.errors import ImageError, SourceError
 from precache.sources.shard_files import find_split
-from precache.storage.objects import ObjectStore
 from tests.precache.sources.tars import JPEG, Files, files_of, make_tar, scan_of
 
 SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}
@@ -60,12 +59,8 @@ LAYOUTS: list[tuple[str, str]] = [
 """Files in a folder, and those that are tars of samples; none if the folder is a tree."""
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"])
 @pytest.mark.parametrize(("paths", "tars"), LAYOUTS)
-def test_tars_are_found_unless_the_folder_is_a_tree(
-    paths: str, tars: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    (tmp_path / "empty").mkdir()
+def test_tars_are_found_unless_the_folder_is_a_tree(paths: str, tars: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     for path in map(folder.joinpath, paths.split()):
         (path if path.name == "empty" else path.parent).mkdir(parents=True, exist_ok=True)
@@ -73,20 +68,15 @@ def test_tars_are_found_unless_the_folder_is_a_tree(
             make_tar(path, SAMPLE)
         elif path.name != "empty":
             path.write_bytes(JPEG)
-    source: Any = folder
-    if place == "bucket":
-        source = request.getfixturevalue("bucket") / "tars"
-        for path in filter(Path.is_file, folder.rglob("*")):
-            ObjectStore(source).upload(path, str(path.relative_to(folder)))
     tar_names = tars.split()
     if not tar_names:
         with suppress(SourceError):  # a tree without class folders
-            assert scan_of(source).classes
+            assert scan_of(folder).classes
         return
     expected = {"a.jpg"}
     if len(tar_names) > 1:  # paths begin with the tar's name, since a key is in several tars
         expected = {f"{tar}/a.jpg" for tar in tar_names}
-    assert {ref.path for ref in scan_of(source).samples} == expected
+    assert {ref.path for ref in scan_of(folder).samples} == expected
 
 
 def test_shards_that_lie_too_deep_are_refused_with_the_folder_to_name(tmp_path: Path) -> None:

@@ -110,19 +110,19 @@ def _check_formats(parts: Sequence[SplitData]) -> None:
     """Raise SettingError, with the command that converts one of them, if the parts have several formats."""
     converted = [part for part in parts if part.kind != RAW]
     at_urls = [part for part in converted if isinstance(part.path, Url)]
-    kept = [*at_urls, *converted, parts[0]][0]
-    others = [part for part in parts if part.kind != kept.kind]
+    first = [*at_urls, *converted, parts[0]][0]
+    others = [part for part in parts if part.kind != first.kind]
     if not others:
         return
     other = others[0].datasets[0]
     if isinstance(other.path, Url):
         remedy = f"run: {shell_command('precache pull', other.path, 'FOLDER')}, and convert that"
     else:
-        flags = (*depth_flags(other.class_depth), "--format", kept.kind)
-        command = shell_command("precache convert", other.path, f"{other.path}-{kept.kind}", *flags)
-        remedy = f"run: {command}, and give {other.path}-{kept.kind} in the place of {other.path}"
+        flags = (*depth_flags(other.class_depth), "--format", first.kind)
+        command = shell_command("precache convert", other.path, f"{other.path}-{first.kind}", *flags)
+        remedy = f"run: {command}, and give {other.path}-{first.kind} in the place of {other.path}"
     kinds = [
-        f"{part.path} holds {'pictures' if part.kind == RAW else part.kind}" for part in (kept, others[0])
+        f"{part.path} holds {'pictures' if part.kind == RAW else part.kind}" for part in (first, others[0])
     ]
     raise SettingError(f"datasets of a list must have one format: {', '.join(kinds)}", remedy=remedy)
 

@@ -112,8 +112,8 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
         "fault": faults[0]["text"] if faults else "",
         "build": "",
         "cpus": observed.machine.cpus,
-        "ours": observed.machine.script_cpu_share,
-        "others": observed.machine.other_cpu_share,
+        "script_cpu_share": observed.machine.script_cpu_share,
+        "other_cpu_share": observed.machine.other_cpu_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     if streams and not observed.failed and waiting.can_change(streams[0]):

@@ -134,7 +134,7 @@ def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
     """
     whole = open_split(tree, "train")
     positions = {sample: position for position, sample in enumerate(_samples(whole))}
-    found: TreeSplits | None = None
+    tree_splits: TreeSplits | None = None
     for source in sources:
         if source.data.kind == RAW:
             continue
@@ -144,19 +144,21 @@ def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
             if missing := set(samples) - positions.keys():
                 raise DatasetError(f"has {min(missing)}, which {tree} lacks", path=split.path)
             splits.append(np.array(sorted(positions[sample] for sample in samples)))
-        if found is not None and not all(map(np.array_equal, splits, (found.train, found.val))):
+        if tree_splits is not None and not all(
+            map(np.array_equal, splits, (tree_splits.train, tree_splits.val))
+        ):
             raise DatasetError(
                 "its splits hold other pictures than those of another source",
                 path=source.data.path,
                 remedy="convert both with the same --splits",
             )
-        found = TreeSplits(whole, *splits)
-    if found is None:
+        tree_splits = TreeSplits(whole, *splits)
+    if tree_splits is None:
         raise SettingError(
             f"no source says which pictures of {tree} train and which validate",
             remedy="add a folder that was converted with --splits, which has the splits train and val",
         )
-    return found
+    return tree_splits
 
 
 def _samples(data: SplitData) -> list[tuple[str, str]]:

@@ -185,7 +185,11 @@ def _find_changes(result: Result) -> list[Change]:
     """Return the changes that a result advises."""
     streams = [stream_from_trial(trial) for trial in result.trials]
     settings = result.settings
-    return find_changes(streams[0], streams, Machine(settings["cpus"], settings["ours"], settings["others"]))
+    return find_changes(
+        streams[0],
+        streams,
+        Machine(settings["cpus"], settings["script_cpu_share"], settings["other_cpu_share"]),
+    )
 
 
 def _format_options(arguments: Mapping[str, Any]) -> str:

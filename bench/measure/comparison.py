@@ -187,10 +187,10 @@ class _Turns:
             settings = replace(self.settings, trainer=name, batch_size=batch_size)
             key = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
             transfer = partial(run_in_process, measure_transfer, settings)
-            self._run(_PlannedTrial({"what": TRANSFER, **key}, transfer))
+            self._run(_PlannedTrial({"kind": TRANSFER, **key}, transfer))
             if name != NO_TRAINER:
                 trainer = partial(run_in_process, measure_trainer, settings)
-                self._run(_PlannedTrial({"what": TRAINER, **key}, trainer))
+                self._run(_PlannedTrial({"kind": TRAINER, **key}, trainer))
 
     def _measure(
         self, candidate: Candidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
@@ -244,22 +244,22 @@ class _Turns:
         planned = []
         for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
             alone = partial(run_in_process, measure, settings)
-            planned.append(_PlannedTrial({"what": kind, **key}, alone))
+            planned.append(_PlannedTrial({"kind": kind, **key}, alone))
         for name in self.trainers:
             if name != NO_TRAINER:
                 fed = partial(run_in_process, measure, replace(settings, trainer=name))
-                planned.append(_PlannedTrial({"what": FED, **key, "trainer": name}, fed))
+                planned.append(_PlannedTrial({"kind": FED, **key, "trainer": name}, fed))
         # from a full cache nothing is read or decoded
         if candidate.backend in DECODING_BACKENDS and self.settings.cache is None:
             data = candidate.data
             stages = partial(run_in_process, time_stages, settings, data.kind, probe_files(data))
-            planned.append(_PlannedTrial({"what": STAGES, **key}, stages))
+            planned.append(_PlannedTrial({"kind": STAGES, **key}, stages))
         return planned
 
     def _prepare_page_cache(self, candidate: Candidate, planned: "_PlannedTrial") -> bool:
         """Drop the files of a cold trial from memory, or read those of a warm one; False if they stay."""
         folder = local_folder(candidate.loader_path)
-        if planned.key["what"] == COLD:
+        if planned.key["kind"] == COLD:
             resident = page_cache.drop(folder)
             if resident > _MAX_RESIDENT_SHARE:
                 self.trials.skipped[f"cold cache of {candidate.label}"] = (
@@ -314,7 +314,7 @@ class _Turns:
         for candidate in candidates:
             for planned in self._plan_trials(candidate, point, repeat):
                 trial = self.trials.find(planned.key)
-                if planned.key["what"] in (LOADER, FED) and trial is not None:
+                if planned.key["kind"] in (LOADER, FED) and trial is not None:
                     trainer = planned.key.get("trainer", NO_TRAINER)
                     by_trainer.setdefault(trainer, {})[candidate] = trial
         for served in by_trainer.values():

@@ -104,7 +104,7 @@ def compare_ranks(
             "trainer": trainer,
             "ranks": ranks,
         }
-        last_key = {"what": IN_STEP, **key, "rank": ranks - 1, "repeat": settings.repeats - 1}
+        last_key = {"kind": IN_STEP, **key, "rank": ranks - 1, "repeat": settings.repeats - 1}
         if trials.find(last_key) is not None:
             continue
         is_warm = page_cache.warm(local_folder(candidate.path))
@@ -119,7 +119,7 @@ def compare_ranks(
             for kind, repeats in measurements.items():
                 for repeat, measurement in enumerate(repeats):
                     measurement["page_cache_is_warm"] = float(is_warm)
-                    trials.add(Trial({"what": kind, **key, "rank": rank, "repeat": repeat}, measurement))
+                    trials.add(Trial({"kind": kind, **key, "rank": rank, "repeat": repeat}, measurement))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
     trials.finish(result)
     return result

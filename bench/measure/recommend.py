@@ -165,13 +165,13 @@ def _describe(question: Question, settings: Settings) -> dict[str, Any]:
 def _loader_keys(name: str, repeat: int, settings: Settings) -> list[dict[str, Any]]:
     """Return the keys of one loader's trials in one turn: alone, and feeding the trainer."""
     key = {"backend": BACKENDS[name], "data": name, "repeat": repeat}
-    return [{"what": LOADER, **key}, {"what": FED, **key, "trainer": settings.trainer}]
+    return [{"kind": LOADER, **key}, {"kind": FED, **key, "trainer": settings.trainer}]
 
 
 def _all_keys(question: Question, settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield the keys of all trials of a finished result but those of converting."""
-    yield {"what": DISK}
-    yield {"what": SAMPLE}
+    yield {"kind": DISK}
+    yield {"kind": SAMPLE}
     for name in question.loaders:
         for repeat in range(settings.repeats):
             yield from _loader_keys(name, repeat, settings)
@@ -184,7 +184,7 @@ def _measure(
     begin_s = time.perf_counter()
     steps = 1 + settings.repeats
     on_progress(0, steps)
-    trials.measure({"what": DISK}, lambda: _measure_disk(folder))
+    trials.measure({"kind": DISK}, lambda: _measure_disk(folder))
     trees = _take_sample(trials, question, settings, folder)
     places: dict[str, Path] = {}
     for name in question.loaders:
@@ -216,7 +216,7 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
     trainer_settings = settings.for_loader(
         "", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s
     )
-    trainer_key = {"what": TRAINER, "trainer": settings.trainer, "repeat": repeat}
+    trainer_key = {"kind": TRAINER, "trainer": settings.trainer, "repeat": repeat}
     trials.measure(trainer_key, partial(_run, measure_trainer, trainer_settings))
     for name in tuple(places):
         place = places[name]
@@ -269,14 +269,14 @@ def _measure_disk(folder: Path) -> Trial:
 
 def _take_sample(trials: Trials, question: Question, settings: Settings, folder: Path) -> Trees:
     """Copy pictures of the tree into `folder`: those of the trial SAMPLE if it is there, else new ones."""
-    before = trials.find({"what": SAMPLE})
+    before = trials.find({"kind": SAMPLE})
     same_as = None
     if before is not None:
         same_as = (int(before.numbers["pictures"]), int(before.numbers["copies"]))
     choosing_s = _CHOOSING_SHARE * question.limit_s
     scan = question.scan
     trees = make_trees(scan, question.recipe, settings, folder, question.pictures, choosing_s, same_as)
-    trials.measure({"what": SAMPLE}, partial(_make_sample_trial, scan, trees))
+    trials.measure({"kind": SAMPLE}, partial(_make_sample_trial, scan, trees))
     return trees
 
 
@@ -318,4 +318,4 @@ def _convert_sample(trials: Trials, name: str, question: Question, trees: Trees,
             "image_bytes": image_bytes,
         }
     )
-    trials.measure({"what": CONVERT, "format": name}, lambda: trial)
+    trials.measure({"kind": CONVERT, "format": name}, lambda: trial)

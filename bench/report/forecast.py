@@ -24,7 +24,7 @@ from bench.report.verdict import RAW_TREE
 from precache.pictures.images import MAX_SIZE
 
 DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
-"""Kinds of trials, `key["what"]`, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
+"""Kinds of trials, `key["kind"]`, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
 PREDICTED = "predicted"
 """Name of the trainer in predicted rows: training on the whole data set was not run."""
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
@@ -176,7 +176,7 @@ def find_inputs(settings: Mapping[str, Any], trials: Sequence[Trial]) -> Inputs:
 
 def _find(trials: Sequence[Trial], kind: str, **key: Any) -> list[Trial]:
     """Trials of a kind whose key has all these entries."""
-    wanted = {"what": kind, **key}
+    wanted = {"kind": kind, **key}
     return [trial for trial in trials if wanted.items() <= trial.key.items()]
 
 

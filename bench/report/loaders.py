@@ -1,6 +1,6 @@
 """Result of `bench loaders`: rows from trials, their bottlenecks, and the answer. Pure.
 
-The `key` of a trial says what was measured: {"what": LOADER, "backend", "data", "workers", "batch_size",
+The `key` of a trial says what was measured: {"kind": LOADER, "backend", "data", "workers", "batch_size",
 "repeat"}, where `data` is a folder of `settings["data"]`. A trial of FED has "trainer", too; those of TRAINER
 and TRANSFER have no backend, data and workers.
 """
@@ -22,7 +22,7 @@ from precache.reporting import quantity
 
 LOADER, COLD, FED, STAGES = "loader", "cold", "fed", "stages"
 TRAINER, TRANSFER = "trainer", "transfer"
-"""Kinds of trials, `key["what"]`."""
+"""Kinds of trials, `key["kind"]`."""
 NO_TRAINER = "none"
 QUESTION = "Does the trainer wait for data?"
 _DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
@@ -89,7 +89,7 @@ def _fewest_repeats(trials: Sequence[Trial]) -> int:
     """
     counts: dict[str, int] = {}
     for trial in trials:
-        if trial.key["what"] == LOADER:
+        if trial.key["kind"] == LOADER:
             loader = str({name: value for name, value in trial.key.items() if name != "repeat"})
             counts[loader] = counts.get(loader, 0) + 1
     return min(counts.values(), default=0)
@@ -130,7 +130,7 @@ class _Index:
 
     def find(self, kind: str, **key: Any) -> _Repeats | None:
         """Find the repeats of a kind of trial whose key has all these entries; None where there are none."""
-        wanted = {"what": kind, **key}
+        wanted = {"kind": kind, **key}
         repeats = [
             trial
             for trial in self._trials
@@ -146,7 +146,7 @@ class _Index:
         loaders: list[dict[str, Any]] = []
         for trial in self._trials:
             loader = {name: trial.key.get(name) for name in names}
-            if trial.key["what"] == kind and loader not in loaders:
+            if trial.key["kind"] == kind and loader not in loaders:
                 loaders.append(loader)
         return loaders
 

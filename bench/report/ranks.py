@@ -1,6 +1,6 @@
 """Result of `bench loaders --ranks N`: images/s of all ranks together, and which is the slowest. Pure.
 
-The `key` of a trial is {"what", "backend", "data", "trainer", "ranks", "rank", "repeat"}.
+The `key` of a trial is {"kind", "backend", "data", "trainer", "ranks", "rank", "repeat"}.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from bench.report.words import machine_line
 from precache.reporting import quantity
 
 ALONE, OWN_PACE, IN_STEP = "one rank alone", "own pace", "in step"
-"""Kinds of trials, `key["what"]`."""
+"""Kinds of trials, `key["kind"]`."""
 
 
 def make_result(
@@ -72,7 +72,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
     """Make the rows of one rank alone, of all in step, and of each rank, and the sentences about them."""
 
     def rates(kind: str, rank: int, name: str = "images_per_s") -> list[float]:
-        own = [trial for trial in trials if trial.key["what"] == kind and trial.key["rank"] == rank]
+        own = [trial for trial in trials if trial.key["kind"] == kind and trial.key["rank"] == rank]
         return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.key["repeat"])]
 
     loader = backend if backend == data else f"{backend} on {data}"

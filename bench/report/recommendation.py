@@ -69,7 +69,7 @@ def make_result(
     profiles, inputs = find_profiles(settings, trials), find_inputs(settings, trials)
     rows = predict(profiles, inputs)
     other_cpu = other_cpu_share(trials)
-    sample = next(trial for trial in trials if trial.key["what"] == SAMPLE)
+    sample = next(trial for trial in trials if trial.key["kind"] == SAMPLE)
     paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
     has_today = any(row.key["backend"] == TODAY_BACKEND for row in rows)
     if unread := _describe_unread(sample, has_today=has_today):
@@ -113,7 +113,7 @@ def _answer(
     rows: Sequence[Row], inputs: Inputs, settings: Mapping[str, Any], trials: Sequence[Trial]
 ) -> list[str]:
     """Write what to do: first change the line, then convert."""
-    turns = sum(trial.key["what"] == TRAINER for trial in trials)
+    turns = sum(trial.key["kind"] == TRAINER for trial in trials)
     return answer(
         rows,
         accelerator=inputs.accelerator(settings["trainer"]),
@@ -250,7 +250,7 @@ def _conditions(
     trials: Sequence[Trial],
 ) -> list[str]:
     """Write the conditions under which the figures hold, a sentence each."""
-    turns = sum(trial.key["what"] == TRAINER for trial in trials)
+    turns = sum(trial.key["kind"] == TRAINER for trial in trials)
     other_cpu = other_cpu_share(trials)
     busy = "" if other_cpu is None else f", other processes {other_cpu:.0%} of the CPUs"
     source = list(settings["data"])[-1]

@@ -35,11 +35,11 @@ class Difference:
     verdict: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; the key is called 'of' there, as in a result's file."""
+        """Plain JSON values."""
         estimates = {"before": self.before, "after": self.after, "ratio": self.ratio}
         return {
             "row": self.row,
-            "of": self.key,
+            "key": self.key,
             "value": self.value,
             **{name: estimate.to_json() for name, estimate in estimates.items()},
             "verdict": self.verdict,

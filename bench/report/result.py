@@ -46,7 +46,7 @@ class Trial:
 
     Attributes:
         key: identity of the trial among those of a command, in plain JSON values such as
-            `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`; called 'of' in a file.
+            `{"kind": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
         numbers: numbers by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
         series: one number for each timed batch or epoch, by name: `wait_s`, `step_s`.
         facts: texts by name, such as `shapes`; `failed` is the reason why there are no numbers.
@@ -79,13 +79,13 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without empty parts; `from_json` reads them back."""
         parts: dict[str, Any] = {
-            "of": self.key,
+            "key": self.key,
             "numbers": {name: float(number) for name, number in self.numbers.items()},
             "series": self.series,
             "facts": self.facts,
         }
         if self.activity is not None:
-            parts["watched"] = {
+            parts["activity"] = {
                 "time_s": self.activity.time_s,
                 "series": self.activity.series,
                 "flags": self.activity.flags,
@@ -101,13 +101,13 @@ class Trial:
             KeyError, TypeError, ValueError, AttributeError: `content` is something else.
         """
         activity = None
-        if content.get("watched") is not None:
-            samples = content["watched"]
+        if content.get("activity") is not None:
+            samples = content["activity"]
             activity = summarise_activity(
                 tuple(map(float, samples["time_s"])), _read_series(samples["series"]), tuple(samples["flags"])
             )
         return cls(
-            key=dict(content["of"]),
+            key=dict(content["key"]),
             numbers={
                 name: float(number)
                 for name, number in content.get("numbers", {}).items()
@@ -172,7 +172,7 @@ class LoaderChange:
     """Change that one could make to a loader, and what it would bring.
 
     Attributes:
-        title: name of the change, as the subject of a sentence; called 'what' in a file.
+        title: name of the change, as the subject of a sentence.
         images_per_s: images/s of training with the change.
         measured: whether that was measured in the same run; else it is predicted.
     """
@@ -188,8 +188,7 @@ class Row:
 
     Attributes:
         name: name in tables.
-        key: identity of the row, which also finds the same row in another result: plain JSON values; called
-            'of' in a file.
+        key: identity of the row, which also finds the same row in another result: plain JSON values.
         values: figures by their name in `bench.report.table.COLUMNS`, without those that were not measured.
         texts: cells that are words, by the same names.
         batches: timed batches of the last repeat; None where no trainer was fed.
@@ -227,7 +226,7 @@ class Row:
         """Plain JSON values, without empty parts; batches and activity are in the trials."""
         parts: dict[str, Any] = {
             "name": self.name,
-            "of": self.key,
+            "key": self.key,
             "values": {name: value.to_json() for name, value in self.values.items()},
             "texts": self.texts,
             "stages": self.stages,
@@ -236,7 +235,7 @@ class Row:
             "advice": self.advice,
             "changes": [
                 {
-                    "what": change.title,
+                    "title": change.title,
                     "images_per_s": change.images_per_s.to_json(),
                     "measured": change.measured,
                 }

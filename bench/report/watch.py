@@ -126,7 +126,7 @@ def make_result(
         gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
     streams = [stream_from_trial(trial) for trial in trials]
-    cpus = Machine(settings["cpus"], settings["ours"], settings["others"])
+    cpus = Machine(settings["cpus"], settings["script_cpu_share"], settings["other_cpu_share"])
     answer: list[tuple[str, ...]] = []
     rows: list[Row] = []
     failed = settings["exit_code"] != 0 and not settings["ended"]

@@ -27,8 +27,8 @@ def leave_out(scan: Scan, datasets: Sequence[str]) -> Scan:
     for name in datasets:
         column = open_dataset(name).read_index()["paths"]
         assert column.ends is not None
-        held = set(Paths(column.values.tobytes(), column.ends))
-        is_held = np.fromiter((path in held for path in samples.list_paths()), np.bool_, len(samples))
+        stored_paths = set(Paths(column.values.tobytes(), column.ends))
+        is_held = np.fromiter((path in stored_paths for path in samples.list_paths()), np.bool_, len(samples))
         if not is_held.any():
             warn(f"{name}: holds no picture of {scan.root}, so nothing is left out for it")
         is_new &= ~is_held

@@ -86,7 +86,7 @@ def make_trials(
         for kind, rate in (("loader", loader), ("cold", cold), ("fed", fed)):
             if rate is not None:
                 step_s = BATCH_SIZE / LIMIT if kind == "fed" else 0.0
-                trial = make_trial({"what": kind, **loader_key}, rate * jitter(repeat), step_s)
+                trial = make_trial({"kind": kind, **loader_key}, rate * jitter(repeat), step_s)
                 if kind == "fed":
                     trial.key["trainer"] = TRAINER
                 trials.append(trial)
@@ -120,8 +120,8 @@ def make_shared_trials(batch_size: int = BATCH_SIZE) -> list[Trial]:
     trials = []
     for repeat in range(REPEATS):
         key = {"trainer": TRAINER, "batch_size": batch_size, "repeat": repeat}
-        trials.append(make_trial({"what": "trainer", **key}, LIMIT))
-        trials.append(make_trial({"what": "transfer", **key}, 88_000))
+        trials.append(make_trial({"kind": "trainer", **key}, LIMIT))
+        trials.append(make_trial({"kind": "transfer", **key}, 88_000))
     return trials
 
 
@@ -193,12 +193,12 @@ def make_rich_trials() -> list[Trial]:
     trials = make_shared_trials()
     trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
     spiky = next(
-        trial for trial in trials if trial.key["what"] == "fed" and trial.key["repeat"] == REPEATS - 1
+        trial for trial in trials if trial.key["kind"] == "fed" and trial.key["repeat"] == REPEATS - 1
     )
     trials[trials.index(spiky)] = make_spiky_trial(spiky.key)
     for repeat in range(REPEATS):
         key = {
-            "what": "stages", "backend": "pytorch", "data": "photos", "workers": WORKERS,
+            "kind": "stages", "backend": "pytorch", "data": "photos", "workers": WORKERS,
             "batch_size": BATCH_SIZE, "repeat": repeat,
         }  # fmt: skip
         trials.append(Trial(key, {"read_images_per_s": 9_400.0, "decode_images_per_s": 1_300.0}))

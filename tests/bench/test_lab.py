@@ -84,9 +84,9 @@ def test_accuracy_trains_each_source_once_and_compares_it(raw_tree: Path, tmp_pa
     words = ("train", raw_tree, "pytorch", f"keep=shards:{tmp_path / 'keep'}", *options)
     cells = print_table(accuracy.command, *words, "--json", tmp_path / "a.json")
     assert list(cells) == ["imagefolder", "pytorch", "keep"]
-    kept = (tmp_path / "a.json").read_bytes()
+    first_run = (tmp_path / "a.json").read_bytes()
     assert print_table(accuracy.command, *words, "--json", tmp_path / "a.json") == cells
-    assert (tmp_path / "a.json").read_bytes() == kept, "nothing is trained again"
+    assert (tmp_path / "a.json").read_bytes() == first_run, "nothing is trained again"
 
 
 @pytest.mark.parametrize("name", ["epyc-2cpu", "epyc-2cpu-30-seeds"])

@@ -55,7 +55,7 @@ def test_loaders_prints_and_keeps_a_result_that_report_shows(data: Path, bench: 
     assert "skipped webdataset on data/webdataset: data/webdataset: does not exist" in result.stdout
     assert "wrote out/r.json\nwrote out/r.html" in result.stdout
     stored = (data / "out/r.json").read_text()
-    assert [row["of"]["backend"] for row in json.loads(stored)["rows"]] == ["shards"]
+    assert [row["key"]["backend"] for row in json.loads(stored)["rows"]] == ["shards"]
     assert "<html" in (data / "out/r.html").read_text()
     shown = bench("report", "out/r.json")
     assert shown.returncode == 0, shown.stderr
@@ -111,7 +111,7 @@ def test_a_killed_grid_goes_on_with_its_finished_trials(raw_tree: Path, data: Pa
     assert f"{path} is there: the runs in it are not measured again" in done.stdout
     content = json.loads(path.read_text())
     assert content["trials"][: len(kept_trials)] == kept_trials
-    assert [row["of"]["workers"] for row in content["rows"]] == [0, 1]
+    assert [row["key"]["workers"] for row in content["rows"]] == [0, 1]
     refused = bench(*words[:-4], "--batch-size", 4, "--workers", "1,x")
     check_bad_input(refused, "--workers", "1,x")
 
@@ -178,7 +178,7 @@ def test_quickstart_writes_a_report_and_keeps_its_pictures(
     assert "wrote data/quickstart/report.html" in done.stdout
     result = json.loads((root / "result.json").read_text())
     assert result["settings"]["augment"] == "train"
-    rows = {row["of"]["data"]: row for row in result["rows"]}
+    rows = {row["key"]["data"]: row for row in result["rows"]}
     times = json.loads((root / "conversions.json").read_text())
     for name in ("shards", "webdataset"):
         assert rows[name]["values"]["convert_s"]["median"] == pytest.approx(times[name], rel=1e-4)

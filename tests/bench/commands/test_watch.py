@@ -197,7 +197,7 @@ def test_watch_finds_the_waits_of_a_script_that_runs_as_without_it(scripts: Path
     assert watched.stdout.startswith(alone.stdout)
     assert watched.stderr.startswith(alone.stderr)  # it has the random numbers of the script
     train, val = read_streams(scripts)  # the loaders of all evaluations are one row
-    assert (train["of"]["role"], val["of"]["role"]) == ("training", "validation")
+    assert (train["key"]["role"], val["key"]["role"]) == ("training", "validation")
     build = "size=32, augment=loaders.RandomAugmentation(flip=0.0), normalize=None"
     assert f"made at train.py:{WHERE}, for this split:" in watched.stdout
     assert f"\n    loaders.build('data/raw', batch_size=4, {build})\n" in watched.stdout
@@ -208,7 +208,7 @@ def test_watch_finds_the_waits_of_a_script_that_runs_as_without_it(scripts: Path
         arrival - before for before, arrival in zip([start_s, *step_ends_s], arrivals_s, strict=False)
     )
     assert train["numbers"]["share"] == pytest.approx(wait_s / (times_s[-1] - start_s), abs=0.1)
-    assert train["of"]["info"]["where"] == f"train.py:{WHERE}"
+    assert train["key"]["info"]["where"] == f"train.py:{WHERE}"
     assert watched.stdout.index("Training waits") < watched.stdout.index("It waits for reading files")
 
 
@@ -250,7 +250,7 @@ def test_watch_counts_the_samples_of_every_kind_of_batch(scripts: Path, bench: B
     libraries = sum(find_spec(name) is not None for name in ("torchdata", "accelerate"))
     streams = read_streams(scripts)
     assert len(streams) == 7 + libraries
-    assert {stream["of"]["role"] for stream in streams} == {"training"}
+    assert {stream["key"]["role"] for stream in streams} == {"training"}
     assert {stream["numbers"]["images"] for stream in streams} == {8}
 
 

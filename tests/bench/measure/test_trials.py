@@ -35,7 +35,7 @@ def test_the_file_is_complete_after_each_trial_and_keeps_them(tmp_path: Path) ->
             trial, is_new = run(trials, number)
             assert (trial.images_per_s, is_new) == (number, number == count - 1)
         content = json.loads(path.read_text())
-        assert [entry["of"]["number"] for entry in content["trials"]] == list(range(count))
+        assert [entry["key"]["number"] for entry in content["trials"]] == list(range(count))
     assert os.listdir(path.parent) == ["r.json"]
 
 

@@ -18,7 +18,7 @@ def make(own_of_rank_1: list[float]) -> Result:
             if kind == ALONE and rank > 0:
                 continue
             for repeat, rate in enumerate(rates):
-                key = {"what": kind, "backend": "shards", "data": "data/shards", "trainer": "emulated:1e3",
+                key = {"kind": kind, "backend": "shards", "data": "data/shards", "trainer": "emulated:1e3",
                        "ranks": 3, "rank": rank, "repeat": repeat}  # fmt: skip
                 numbers = {"images_per_s": rate, "wait_share": 0.1 * rank, "page_cache_is_warm": 1.0}
                 trials.append(Trial(key, numbers))

@@ -43,7 +43,7 @@ def test_result_can_be_made_again_from_its_file() -> None:
     assert [row.name for row in again.rows] == [row.name for row in result.rows]
     assert again.answer == result.answer
     lines = text.splitlines()
-    assert sum(line.startswith('  {"of"') for line in lines) == len(result.trials), "a line for each trial"
+    assert sum(line.startswith('  {"key"') for line in lines) == len(result.trials), "a line for each trial"
 
 
 def test_order_of_trials_does_not_matter() -> None:
@@ -59,7 +59,7 @@ def test_order_of_trials_does_not_matter() -> None:
     [
         lambda content: content.pop("trials"),
         lambda content: content.update(version=99),
-        lambda content: content["trials"][0].update(of=3),
+        lambda content: content["trials"][0].update(key=3),
         lambda content: content["trials"][0].update(numbers={"images_per_s": "x"}),
         lambda content: content["trials"][0].update(series={"wait_s": 1}),
         lambda content: content.update(machine=None),

@@ -20,8 +20,8 @@ SETTINGS: dict[str, Any] = {
     "fault": "",
     "build": "In place of the DataLoader:\n    loaders.build('photos')",
     "cpus": 4,
-    "ours": 0.2,
-    "others": 0.0,
+    "script_cpu_share": 0.2,
+    "other_cpu_share": 0.0,
 }
 WAITING = [(0.3, 0.1)] * 40
 
@@ -58,7 +58,7 @@ def test_slowest_rank_is_named_with_the_cost_of_all_ranks() -> None:
     ("times", "settings", "expected"),
     [
         ([(0.0005, 0.1)] * 30, {}, "Change nothing"),
-        (WAITING, {"others": 0.5}, "Other processes took 50% of the CPUs"),
+        (WAITING, {"other_cpu_share": 0.5}, "Other processes took 50% of the CPUs"),
         (WAITING, {"exit_code": 1, "ended": False}, "ended with exit code 1 after 40 batches"),
         (WAITING[:9], {}, "Too few batches"),
     ],

@@ -42,7 +42,7 @@ INSIDE = (
 )  # fmt: skip
 BESIDE = "out.old/thesis.txt", "out.new/dataset.json", ".out.0123456789abcdef.precache/thesis.txt", "out.lock"
 _trees: list[Path] = []
-_held: list[str] = []
+_first_datasets: list[str] = []
 """Datasets whose pictures a command `without` leaves out: one of the first version of the tree."""
 
 
@@ -59,7 +59,7 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         (tree / "000.class" / f"broken-{number}.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
         shutil.copytree(tree / "002.class", tree / f"00{number + 2}.new")
     _trees[:] = [root / f"{number}" for number in range(VERSIONS)]
-    _held[:] = [str(root / "held")]
+    _first_datasets[:] = [str(root / "held")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(root))  # apart from the staging folders of other processes
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -96,7 +96,7 @@ def execute(kind: str, recipe: str, version: int, place: Location) -> None:
         workers=0,
         max_rejects=0.5,
         overwrite=kind == "overwrite",
-        without=_held if kind == "without" else [],
+        without=_first_datasets if kind == "without" else [],
     )
 
 

@@ -26,9 +26,9 @@ def paths_of(out: Path) -> list[str]:
     return [index.path(row) for row in np.argsort(index.ids).tolist()]
 
 
-def convert_some(tree: Path, kept: list[Path], out: Path, **options: Any) -> None:
-    """Convert the pictures `kept` of a tree, then put the others back."""
-    kept_paths, aside = {path.relative_to(tree) for path in kept}, out.with_name("aside")
+def convert_some(tree: Path, pictures: list[Path], out: Path, **options: Any) -> None:
+    """Convert the pictures `pictures` of a tree, then put the others back."""
+    kept_paths, aside = {path.relative_to(tree) for path in pictures}, out.with_name("aside")
     for path in [path for path in tree.rglob("*") if path.is_file()]:
         if path.relative_to(tree) not in kept_paths:
             (aside / path.relative_to(tree)).parent.mkdir(parents=True, exist_ok=True)
@@ -137,9 +137,9 @@ def test_a_changed_set_of_pictures_needs_overwrite(tree: Path, tmp_path: Path) -
     assert raised.value.path == tmp_path / "more"
     assert "--overwrite" in raised.value.remedy
     convert(tree, tmp_path / "more", RECIPE, overwrite=True, **options)
-    held = {str(path.relative_to(tree)) for path in pictures[::3]}
+    first_paths = {str(path.relative_to(tree)) for path in pictures[::3]}
     assert paths_of(tmp_path / "more") == [
-        name for name in (str(path.relative_to(tree)) for path in pictures) if name not in held
+        name for name in (str(path.relative_to(tree)) for path in pictures) if name not in first_paths
     ]
     with pytest.raises(PrecacheError) as raised:
         convert(tree, tmp_path / "held", RECIPE, workers=0)

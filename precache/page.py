@@ -48,8 +48,6 @@ td.bar { min-width: 4rem; width: 12rem; vertical-align: middle; }
 td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
 .pictures { display: flex; gap: 2px; flex-wrap: wrap; min-width: 12.5rem; }
 .pictures img { width: 4rem; height: 4rem; object-fit: cover; }
-.peer { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem;
-  font-size: .8rem; color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
 details { border-top: 1px solid var(--line); padding: .5rem 0; }
 summary { cursor: pointer; font-weight: 600; }
@@ -67,7 +65,7 @@ summary { cursor: pointer; font-weight: 600; }
   body { margin: 0; padding: 0; font-size: 12px; }
   .charts { display: block; } figure, .verdict, tr, dl { break-inside: avoid; } h2 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .2rem .3rem; white-space: normal; }
-  .download, nav { display: none; } small, .peer { font-size: inherit; }
+  .download, nav { display: none; } small { font-size: inherit; }
 }
 """
 

@@ -35,7 +35,6 @@ class Trials:
         machine: from `bench.machine.hardware.describe_machine`.
         settings: settings that all trials share, united with those of the file.
         skipped: reasons why something could not be measured, by its name.
-        known_count: number of trials that the file held.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Trials:
             document = read_document(self.path)
             self._check_same(document)
             self._trials = {_key_text(trial.key): trial for trial in document.trials}
-        self.known_count = len(self._trials)
 
     def find(self, key: Mapping[str, Any]) -> Trial | None:
         """Return the trial with that key; None where it was not measured."""

@@ -50,11 +50,6 @@ def resolve(destination: Path) -> Path:
     return destination
 
 
-def is_untouched(folder: Path) -> bool:
-    """Whether no conversion was begun in `folder`, so that one into it reads every picture."""
-    return not any(os.path.lexists(folder / name) for name in (MANIFEST_NAME, JOURNAL_NAME))
-
-
 def check_finished(
     destination: Path, scan: Scan, target: Target, options: SourceOptions, limit: int
 ) -> Manifest:

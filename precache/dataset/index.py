@@ -415,7 +415,7 @@ class SampleColumns(Mapping[str, Column]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._file.places
+        return name in tuple(self)
 
     def __getitem__(self, name: str) -> Column:
         """Column of this name.

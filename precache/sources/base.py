@@ -159,21 +159,6 @@ class Samples(Sequence[SampleRef]):
         if self.places is None:
             self.places = np.zeros(len(self.ids), np.int64)
 
-    @classmethod
-    def from_refs(
-        cls,
-        refs: Sequence[SampleRef],
-        targets: Column | None = None,
-        fields: Mapping[str, Column] | None = None,
-    ) -> "Samples":
-        """Make the columns from `refs`, whose own targets and fields are not used."""
-        listed = SampleList()
-        for ref in refs:
-            listed.add(ref.path, ref.bytes, ref.modified_ns, ref.place, ref.split)
-        samples = listed.samples(np.array([ref.label for ref in refs], np.int64), targets, fields)
-        samples.ids = np.array([ref.id for ref in refs], np.int64)
-        return samples
-
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,10 +12,20 @@ from hypothesis import strategies as st
 from precache.errors import SettingError
 from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
-from precache.sources.base import SampleRef, Samples
+from precache.sources.base import SampleList, Samples
 
-SAMPLES = Samples.from_refs([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 PICTURE_BYTES = 8 * 8 * 3
+
+
+def list_samples(labels: list[int], splits: Sequence[str] = ("",)) -> Samples:
+    """Samples of these labels, in `splits` by turns."""
+    listed = SampleList()
+    for number in range(len(labels)):
+        listed.add(f"{number}.jpg", file_bytes=1, split=splits[number % len(splits)])
+    return listed.samples(np.array(labels, np.int64))
+
+
+SAMPLES = list_samples([number % 3 for number in range(100)])
 SHARES = st.sampled_from([{"train": 0.8, "val": 0.2}, {"a": 0.5, "b": 0.3, "c": 0.2}, {"x": 1.0}])
 
 
@@ -139,8 +150,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 
 @pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
 def test_shares_divide_only_samples_of_a_single_split(source: tuple[str, ...]) -> None:
-    refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
-    samples = Samples.from_refs(refs)
+    samples = list_samples([0] * 20, source)
     if len(source) > 1:
         with pytest.raises(SettingError, match="train, val"):
             plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))

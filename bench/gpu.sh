@@ -127,7 +127,7 @@ if [ "$device" = cpu ]; then
     hardware=(--seconds 0.01 --repeats 1)
     workers=1,2
     on_gpu=()  # a CPU has no memory of its own to keep pictures in
-    marked=$root/tests/loaders/test_normalize.py
+    marked=$root/tests/loaders/test_backends.py
 fi
 
 photos=$data/photos shards=$data/shards webdataset=$data/webdataset

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,10 +20,10 @@ from loaders.augment import (
     resized_side,
 )
 from loaders.concatenation import concatenate
-from loaders.converting import Conversion, ConvertingPipeline, reconcile
 from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_size
 from loaders.device import Lane, find_device
-from loaders.loader import Loader, Source
+from loaders.first_use import convert_on_first_use
+from loaders.loader import Loader
 from loaders.order import Order
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
@@ -47,6 +47,7 @@ from loaders.settings import (
     find_group,
     find_nodes,
     find_ranks,
+    reconcile,
 )
 from loaders.transfer import Pipeline, find_mean_and_std
 from precache.errors import SettingError
@@ -123,9 +124,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `loaders.Sampling`. Default: each sample once.
         ranks: processes that share each epoch, see `loaders.Ranks`; `batch_size` is that of one of them.
         reading: workers, checksums, caches, memory and errors, see `loaders.Reading`.
-        precache: folder for shards of the raw tree at `path`. A process of the lowest priority converts the
-            tree into it during the training, as `precache convert` would; from the epoch after that is
-            finished, the shards are read instead of the tree, in the order that the tree would have.
+        precache: folder for what `precache convert` makes of the raw tree at `path`, with `recipe`, `splits`
+            and `class_depth`. The first call converts, while all other processes that name the folder wait;
+            each call serves what is in it.
         recipe: recipe for `precache`; default that of `precache convert --format shards`. Its seed draws
             `splits`.
         splits: splits of a raw tree that has none: shares such as `"train=0.9,val=0.1"`, or a file with lines
@@ -144,7 +145,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         SettingError: a value is out of range or unknown, or the cache does not fit; or a setting belongs to
             torch's DataLoader, and the message names the one to give here.
         TypeError: a setting is unknown.
-        DatasetError, SourceError: `path` does not hold what the backend reads.
+        DatasetError, SourceError: `path` does not hold what the backend reads; or the tree changed since it
+            was converted into `precache`.
         StorageError: the storage of a URL refuses, or does not answer for 120 s; also raised while iterating.
         MissingDependencyError: the backend's package is not installed.
         OpenFilesError: too many files are open; also raised while iterating.
@@ -171,23 +173,25 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         serving=serving,
         reading=reading,
     )
+    if precache is not None:
+        choose_backend(backend, recipe.format, os.fspath(precache))  # so that it fails before the work
+        path = convert_on_first_use(path, precache, recipe, splits, class_depth)
+        splits = class_depth = None  # the folder has them
     tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
     data = choose_samples(sampling, _open_splits(spec, path, tree_options))
     weights = find_weights(sampling, data)
     data = fetch_in_parts(data, None if weights is None else weights > 0)
-    opener = _SourceOpener(
-        data=data, augment=augment, lane=Lane(spec.device), precache=precache, recipe=recipe
-    )
-    source = opener.open(spec)
+    open_pipeline = partial(_open_pipeline, data, augment, Lane(spec.device))
+    pipeline = open_pipeline(spec)
     try:
-        epochs = find_epochs(spec, data, source.random_access, weights)
+        epochs = find_epochs(spec, data, pipeline.random_access, weights)
     except SettingError:
-        source.close()
+        pipeline.close()
         raise
     if data.kind == RAW or epochs.kind == "full" or weights is not None:
         nodes = 1  # samples are not read shard by shard, so no node needs shards of its own
     order = Order(epochs, spec.batch_size, sampling.last, rank, world_size, nodes)
-    return Loader(spec, data, order, source, opener.open)
+    return Loader(spec, data, order, pipeline, open_pipeline)
 
 
 def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> SplitData:
@@ -225,63 +229,26 @@ def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> S
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SourceOpener:
-    """Opens the source of a loader's batches, at first and each time that `Loader.set_size` changes the size.
+def _open_pipeline(data: SplitData, augment: Augment, lane: Lane, spec: LoaderSpec) -> Pipeline:
+    """Open the pipeline of a loader, with the size and crop ratio that the settings leave open decided.
 
-    Attributes:
-        data: split to serve.
-        augment: augmentation, see `build`.
-        lane: lane of the loader.
-        precache: folder into which the raw tree is converted meanwhile; None: it is not.
-        recipe: recipe of that conversion.
+    Called at first, and each time that `Loader.set_size` changes the size.
     """
-
-    data: SplitData
-    augment: Augment
-    lane: Lane
-    precache: str | os.PathLike[str] | None
-    recipe: Recipe
-
-    def open(self, spec: LoaderSpec) -> Source:
-        """Open the source for these settings, with the size and crop ratio that they leave open decided."""
-        data = self.data
-        served, ratio = served_size(data, spec.size), spec.serving.crop_ratio
-        if spec.size is None:
-            ratio = data.crop_ratio(ratio, served)
-        spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
-        if spec.last != "pad":  # then no batch has more samples than the split
-            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
-        if self.precache is None:
-            return self._open_pipeline(spec, data)
-        conversion = Conversion(data, spec.split, self.precache, self.recipe, spec.rank)
-        try:
-            return self._open_converting(spec, data, conversion)
-        except BaseException:
-            conversion.close()
-            raise
-
-    def _open_converting(
-        self, spec: LoaderSpec, data: SplitData, conversion: Conversion
-    ) -> ConvertingPipeline:
-        """Open the pipeline of a raw tree that changes to its shards, which keep order, size and part."""
-        shards_spec = replace(spec, backend="auto", shuffle="full")
-
-        def open_pipeline(split: SplitData) -> Pipeline:
-            return self._open_pipeline(spec if split is data else shards_spec, split)
-
-        return ConvertingPipeline(conversion, data, open_pipeline)
-
-    def _open_pipeline(self, spec: LoaderSpec, data: SplitData) -> Pipeline:
-        backend = choose_backend(spec.backend, data.kind, data.path)
-        _check_fits(spec, data)
-        mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
-        crops, late = _divide_augmentation(self.augment, spec, data)
-        is_on_ray = spec.reading.engine == "ray"
-        open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
-        with self.lane.active():
-            reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
-        return Pipeline(spec, data, self.lane, reader, late, mean_and_std)
+    served, ratio = served_size(data, spec.size), spec.serving.crop_ratio
+    if spec.size is None:
+        ratio = data.crop_ratio(ratio, served)
+    spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
+    if spec.last != "pad":  # then no batch has more samples than the split
+        spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
+    backend = choose_backend(spec.backend, data.kind, data.path)
+    _check_fits(spec, data)
+    mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
+    crops, late = _divide_augmentation(augment, spec, data)
+    is_on_ray = spec.reading.engine == "ray"
+    open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
+    with lane.active():
+        reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
+    return Pipeline(spec, data, lane, reader, late, mean_and_std)
 
 
 def _check_fits(spec: LoaderSpec, data: SplitData) -> None:

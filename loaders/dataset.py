@@ -347,11 +347,7 @@ class SplitData:
 
     def relabel(self, classes: tuple[str, ...], new_labels: Ints) -> "SplitData":
         """Return the same samples with other classes: label i becomes new_labels[i], int64 [old classes]."""
-        return self.with_labels(classes, Column(new_labels[self.labels[:]]))
-
-    def with_labels(self, classes: tuple[str, ...], labels: Column) -> "SplitData":
-        """Return the same samples with other classes and labels."""
-        index = self.index.with_columns({"labels": labels})
+        index = self.index.with_columns({"labels": Column(new_labels[self.labels[:]])})
         return replace(self, classes=classes, index=index, parent=self.whole)
 
     def file_at(self, position: int) -> str:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import VisionDataset, folder
 
-from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split, picture_remedy
+from loaders.first_use import convert_on_first_use
 from loaders.read.integrity import SampleCheck
-from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings
+from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings, reconcile
 from precache.dataset.columns import Ints
 from precache.dataset.converted import is_converted
 from precache.errors import (
@@ -35,7 +35,6 @@ from precache.reporting import abridge
 from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
-_LOOK_SAMPLES = 512  # between checks whether the shards of `precache` are finished
 Picture: TypeAlias = Image.Image | torch.Tensor
 T = TypeVar("T")
 
@@ -101,9 +100,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             leaves them out.
         split: name of the split, see `loaders.build`.
         decode: `"pil"` or `"tensor"`.
-        precache: folder into which the raw tree is converted meanwhile, see `loaders.build`. Each process
-            checks every 512 samples whether the shards are finished, a new worker of a DataLoader at its
-            first sample.
+        precache: folder into which the raw tree is converted on first use, see `loaders.build`; the dataset
+            is then that of this folder.
         recipe: recipe for `precache`, see `loaders.build`.
         splits: splits of a raw tree that has none, see `loaders.build`.
         class_depth: depth of the class folders of a raw tree, see `loaders.build`.
@@ -135,7 +133,6 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
 
     make_dataset = staticmethod(folder.make_dataset)
     _data: SplitData | None = None  # only for a converted folder
-    _conversion: Conversion | None = None
 
     @explain_unknown_settings(DATASET_HINTS, {})
     def __init__(  # noqa: PLR0913 (each one a choice of the caller)
@@ -157,20 +154,28 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         check_combination(root, precache, recipe, splits)
         check_choice("decode", decode, _LOADERS)
         recipe, splits = reconcile(recipe, splits)
+        rule = ""
+        if is_valid_file is not None:
+            rule = "is_valid_file"
+        elif type(self).make_dataset is not folder.make_dataset:
+            rule = "make_dataset"
+        for name, value in (("precache", precache), ("splits", splits), ("class_depth", class_depth)):
+            if rule and value is not None:
+                raise SettingError(
+                    f"{name} {value!r}: {rule} lists the files of a tree", remedy="leave one of them out"
+                )
+        if precache is not None:
+            if loader is not None:
+                raise _tree_setting_error("loader", precache)
+            root = convert_on_first_use(root, precache, recipe, splits, class_depth)
+            splits = class_depth = None  # the folder has them
         place = str(root) if isinstance(root, Url) else root
         VisionDataset.__init__(self, place, transform=transform, target_transform=target_transform)
         self.extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
         self._split, self._decode, self._kind = split, decode, RAW
         self._class_depth = 1 if class_depth is None else class_depth
         self.loader: Callable[..., Any] = _LOADERS[decode] if loader is None else loader
-        if is_valid_file is not None or type(self).make_dataset is not folder.make_dataset:
-            rule = "make_dataset" if is_valid_file is None else "is_valid_file"
-            for name, value in (("precache", precache), ("splits", splits), ("class_depth", class_depth)):
-                if value is not None:
-                    raise SettingError(
-                        f"{name} {value!r}: {rule} lists the files of a tree",
-                        remedy="leave one of them out",
-                    )
+        if rule:
             self._list_as_image_folder(is_valid_file, allow_empty, rule)
             return
         has_own_classes = type(self).find_classes is not ImageDataset.find_classes
@@ -181,19 +186,16 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             "empty_classes": "keep" if allow_empty or has_own_classes else "refuse",
         }
         data = self._open(root if isinstance(root, Url) else self.root, tree_options)
-        split, self._kind = self._split, data.kind
+        self._kind = data.kind
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         if has_own_classes:
             data = self._choose_classes(data, allow_empty)
-        if loader is not None and (data.kind != RAW or precache is not None):
+        if loader is not None and data.kind != RAW:
             raise _tree_setting_error("loader", self.root)
-        if precache is not None:
-            self._conversion = Conversion(data, split, precache, recipe)
-            self._tree_loader, self._reads, self._process = self.loader, 0, 0
         if data.kind == RAW:
-            self._top, self.samples = _list_files(data, self.root)
-            self.imgs, self.targets = self.samples, [label for _, label in self.samples]
+            self.samples = self.imgs = _list_files(data, self.root)
+            self.targets = [label for _, label in self.samples]
             self.ids = data.ids.values
         else:
             self._data = data = data.select(np.argsort(data.ids[:]))
@@ -313,7 +315,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             position = range(len(self))[as_index(index)]
         except IndexError:
             raise IndexError(f"{getattr(self, 'root', '')}: sample {index} of {len(self):,}") from None
-        loader = self._current_loader()
+        loader: Any = self.loader
         is_stored = isinstance(loader, StoredPictures)
         if is_stored and self._data is not None and "samples" not in vars(self):
             picture, label = loader.read(position), self._label_at(position)
@@ -337,20 +339,6 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     def extra_repr(self) -> str:
         """Return the line of the dataset's repr that ImageFolder does not have: split and classes."""
         return f"Split: {self._split} ({self._kind}), {len(self.classes):,} classes"
-
-    def _current_loader(self) -> Any:
-        """Return `loader`, after replacing that of the tree by one of the shards once they are finished."""
-        conversion = self._conversion
-        if conversion is None or self.loader is not self._tree_loader:
-            return self.loader
-        if self._process != os.getpid():  # so that a forked worker checks at its first sample
-            self._process, self._reads = os.getpid(), 0
-        if self._reads % _LOOK_SAMPLES == 0:
-            shards = conversion.try_open_shards()
-            if shards is not None:
-                self.loader, self._conversion = StoredPictures(shards, self._decode, self._top), None
-        self._reads += 1
-        return self.loader
 
     def _label_at(self, position: int) -> Any:
         """Return the label of the sample at `position`, in the form that `targets` has."""
@@ -377,18 +365,17 @@ class StoredPictures:
 
     Args:
         decode: `"pil"` or `"tensor"`.
-        top: prefix of the paths; the rest is the path relative to the source.
     """
 
-    def __init__(self, data: SplitData, decode: str, top: str = "") -> None:
-        self._data, self._decode, self._top = data, decode, top
+    def __init__(self, data: SplitData, decode: str) -> None:
+        self._data, self._decode = data, decode
         self._check = SampleCheck(data, "first-read")
         self._byte_ranges: dict[int, Places] = {}  # of the samples of each shard read so far
         self._positions: dict[str, int] = {}  # for all paths, once a path was not that of its position
 
     def __call__(self, path: str, position: int = -1) -> Picture:
         """Read the picture with this path; `position` is a guess where it is."""
-        name = os.fspath(path).removeprefix(self._top)
+        name = os.fspath(path)
         if not (0 <= position < len(self._data) and self._data.path_at(position) == name):
             position = self._find(name)
         return self.read(position)
@@ -491,13 +478,13 @@ def _class_parent(data: SplitData, root: str) -> str:
     return root
 
 
-def _list_files(data: SplitData, root: str | os.PathLike[str]) -> tuple[str, list[tuple[str, int]]]:
-    """Return the common prefix of the paths, as ImageFolder writes it, and (path, label) of each sample."""
+def _list_files(data: SplitData, root: str | os.PathLike[str]) -> list[tuple[str, int]]:
+    """Return (path, label) of each sample, with the path as ImageFolder writes it."""
     data_top, top = f"{data.path}/", os.path.join(root, "")
     if Path(top) != data.path:  # `root` is a file:// URL
         top = data_top
     paths = data.files if top == data_top else [top + file[len(data_top) :] for file in data.files]
-    return top, list(zip(paths, data.labels.tolist(), strict=True))
+    return list(zip(paths, data.labels.tolist(), strict=True))
 
 
 def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -> Places:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
-from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
 from loaders.batch import Batch, BatchPlace, Request
-from loaders.converting import ConvertingPipeline
 from loaders.dataset import RAW, SplitData, picture_remedy, served_size
 from loaders.frameworks import (
     RankBatchSampler,
@@ -33,8 +32,6 @@ _AHEAD_BATCHES = 2
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)
-Source: TypeAlias = Pipeline | ConvertingPipeline
-"""Type of what serves the batches of a loader."""
 
 
 class _Start(NamedTuple):
@@ -131,15 +128,15 @@ class Loader(IterableDataset[Batch]):
         spec: LoaderSpec,
         data: SplitData,
         order: Order,
-        source: Source,
-        open_source: Callable[[LoaderSpec], Source],
+        pipeline: Pipeline,
+        open_pipeline: Callable[[LoaderSpec], Pipeline],
     ) -> None:
         """Make a loader; `loaders.build` does so.
 
         Args:
             data: split to serve.
-            source: serves the batches; the loader closes it.
-            open_source: opens another source, for other settings.
+            pipeline: serves the batches; the loader closes it.
+            open_pipeline: opens another pipeline, for other settings.
         """
         self.spec = spec
         self._path = str(data.path)
@@ -148,9 +145,9 @@ class Loader(IterableDataset[Batch]):
         self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
-        self._size = source.size
+        self._size = pipeline.size
         self._data = data
-        self._source, self._open_source = source, open_source
+        self._pipeline, self._open_pipeline = pipeline, open_pipeline
         self._left_out: set[str] = set()  # files that a warning named
         self._order = order
         self._place: BatchPlace = (0, 0)  # epoch, and batches served in it, of the iteration served last
@@ -232,11 +229,11 @@ class Loader(IterableDataset[Batch]):
         spec = replace(self.spec, size=size)
         if spec.size != self.spec.size:
             self._drop_prefetch()
-            self._source.close()
+            self._pipeline.close()
             self._closed = True  # in case that opening fails
-            self._source = self._open_source(spec)
+            self._pipeline = self._open_pipeline(spec)
             self._closed = False
-            self.spec, self._size = spec, self._source.size
+            self.spec, self._size = spec, self._pipeline.size
         self._resized = True
 
     def path_of(self, sample_id: SupportsIndex) -> str:
@@ -304,7 +301,7 @@ class Loader(IterableDataset[Batch]):
                 if (prefetch := self._prefetch) is not None:
                     prefetch.close()
             try:
-                for free in (self._drop_prefetch, self._source.close):
+                for free in (self._drop_prefetch, self._pipeline.close):
                     try:
                         free()
                     except RuntimeError as error:  # see `Iteration`; the dead worker is not needed any more
@@ -345,7 +342,7 @@ class Loader(IterableDataset[Batch]):
         """Return the batch of that epoch and number, ready for the current stream, and count it as served."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            batch = receive(self._peek(place), self._source.lane.device)
+            batch = receive(self._peek(place), self._pipeline.lane.device)
             self._peeked = None
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
@@ -390,7 +387,7 @@ class Loader(IterableDataset[Batch]):
                 )
         self._drop_prefetch()
         self._prefetch_place = place
-        prefetch = Prefetch(_read_batches(self._source, self._order, place), _AHEAD_BATCHES)
+        prefetch = Prefetch(_read_batches(self._pipeline, self._order, place), _AHEAD_BATCHES)
         self._prefetch = prefetch
         return prefetch
 
@@ -458,7 +455,7 @@ class Loader(IterableDataset[Batch]):
         }
 
 
-def _read_batches(source: Source, order: Order, place: BatchPlace) -> Iterator[Batch]:
+def _read_batches(pipeline: Pipeline, order: Order, place: BatchPlace) -> Iterator[Batch]:
     """Yield batch after batch from `place` on, without end.
 
     It has no reference to the loader, so that a loader that nobody uses any more is collected with it.
@@ -470,5 +467,5 @@ def _read_batches(source: Source, order: Order, place: BatchPlace) -> Iterator[B
             yield from order.batches(epoch, start)
             epoch, start = epoch + 1, 0
 
-    with source.lane.active():
-        yield from source.read(requests())
+    with pipeline.lane.active():
+        yield from pipeline.read(requests())

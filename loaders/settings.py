@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
@@ -19,6 +19,7 @@ from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range, is_number
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
+from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.splits import is_list_file
 
 # The names that settings take stand here alone, for type checkers and at runtime.
@@ -456,21 +457,31 @@ def find_group(name: str, settings: Group | None, group: type[Group]) -> Group:
 
 
 def check_combination(path: object, precache: object, recipe: object, splits: object = None) -> None:
-    """Raise SettingError if `path` is missing, or does not go with `precache`, `recipe` and `splits`."""
+    """Raise SettingError if `path` is missing, or there is nothing that `recipe` would be for."""
     if recipe is not None and precache is None and splits is None:
-        raise SettingError(
-            "a recipe is of what is converted while training", remedy="give precache=FOLDER, too"
-        )
-    if precache is not None and is_list_file(splits):
-        raise SettingError(
-            f"precache converts a tree by shares, and splits {str(splits)!r} is a list file",
-            remedy="run 'precache convert --splits' with it, and build on what it writes",
-        )
-    if precache is not None and isinstance(path, (list, tuple)):
-        raise SettingError(
-            "precache converts one tree, path names several", remedy="run 'precache convert' on each"
-        )
+        raise SettingError("a recipe is for converting on first use", remedy="give precache=FOLDER, too")
     if path is None:
         raise SettingError(
             "no path is given", remedy="give a tree of pictures or what precache convert made of one"
         )
+
+
+def reconcile(
+    recipe: Recipe | None, splits: str | os.PathLike[str] | None
+) -> tuple[Recipe, str | os.PathLike[str] | None]:
+    """Return the recipe and the splits of a raw tree, of which the user may have given either, or both.
+
+    Raises:
+        SettingError: they name different splits; or the splits are neither shares nor a list file.
+    """
+    recipe = recipe or Recipe(format="shards")
+    if is_list_file(splits):
+        return recipe, splits
+    if splits is None:
+        return recipe, None if recipe.splits == DEFAULT_SPLITS else recipe.splits
+    split_recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # it raises if this is no str
+    if recipe.splits not in (DEFAULT_SPLITS, splits):
+        raise SettingError(
+            f"splits {splits!r}, but the recipe has {recipe.splits!r}", remedy="give one of the two"
+        )
+    return split_recipe, splits

@@ -151,6 +151,10 @@ def _fill_standard_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    monitor_interval = 0  # no monitor thread: it only refreshes the bar, and prevents forks
+
+
 class ProgressBar:
     """A progress bar on stderr that appears with the first report of (done, total).
 
@@ -193,9 +197,8 @@ class ProgressBar:
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
-            tqdm.monitor_interval = 0  # no monitor thread: it only refreshes the bar, and prevents forks
             # `initial` is what an earlier run has done, which the rate must not count
-            self._bar = tqdm(total=total, initial=done, file=unescaped_stream(sys.stderr), **self._options)
+            self._bar = _Bar(total=total, initial=done, file=unescaped_stream(sys.stderr), **self._options)
         self._bar.update(done - self._bar.n)
 
 

@@ -34,6 +34,7 @@ from precache.conversion.destination import (
     check_may_be_replaced,
     describe_rejects,
     finish_swap,
+    is_settled,
     remove_conversion_leftovers,
     resolve,
     swap_in,
@@ -139,6 +140,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = no_progress,
+    on_wait: Callable[[str], None] | None = None,
     **named: Any,
 ) -> Conversion:
     """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
@@ -165,6 +167,8 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         address: `HOST:PORT` of the cluster; default RAY_ADDRESS, or the cluster that this machine belongs to.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
+        on_wait: called every second with the name of another process that converts into the folder, until
+            that is done; None: this is an error.
         named: options by name, `image="photo", label="species"`, beside or instead of `options`.
 
     Raises:
@@ -205,11 +209,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         with _explain_faults(folder):
             folder = resolve(folder)
             check_no_overlap(opened, folder)
-            if not lock_path(folder).exists():
-                # before the lock, so that no lock file is put beside somebody else's folder
-                check_empty(folder)
-            with hold_lock(folder):
-                conversion = _convert_into_folder(job, folder, overwrite)
+            conversion = _convert_into_folder(job, folder, overwrite, on_wait)
     if conversion.published:
         for warning in split_warnings(scan, conversion.manifest):
             warn(f"{folder}: {warning}")
@@ -286,8 +286,22 @@ class _Job:
     nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert_into_folder(job: _Job, destination: Path, overwrite: bool) -> Conversion:
-    """Convert into the locked folder, unless the dataset is there."""
+def _convert_into_folder(
+    job: _Job, destination: Path, overwrite: bool, on_wait: Callable[[str], None] | None
+) -> Conversion:
+    """Convert into the folder, unless the dataset is there."""
+    if is_settled(destination) and not overwrite:
+        # without the lock, so that many processes look at once, also where they may not write
+        manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
+        return Conversion(manifest, 0, published=False)
+    if not lock_path(destination).exists():
+        # before the lock, so that no lock file is put beside somebody else's folder
+        check_empty(destination)
+    with hold_lock(destination, on_wait=on_wait):
+        return _convert_into_locked_folder(job, destination, overwrite)
+
+
+def _convert_into_locked_folder(job: _Job, destination: Path, overwrite: bool) -> Conversion:
     finish_swap(destination)
     if not is_converted(destination):
         warn_of_unfinished_overwrite(destination)

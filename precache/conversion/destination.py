@@ -60,7 +60,8 @@ def check_finished(
     if problem := first_problem(destination, manifest.files):
         raise DatasetError(problem, remedy=f"the dataset is damaged: {again}")
     finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    target.check_same(destination, finished_target, is_finished=True)
+    changes = "" if manifest.source_digest == scan.digest else _describe_changes(scan, dataset)
+    target.check_same(destination, finished_target, is_finished=True, changes=changes)
     if len(manifest.rejected) > limit:
         raise DatasetError(
             f"is finished, but {describe_rejects(len(manifest.rejected), limit)}",
@@ -76,6 +77,16 @@ def check_finished(
             remedy=again,
         )
     return manifest
+
+
+def is_settled(destination: Path) -> bool:
+    """Whether DST is finished, and no conversion or overwrite that was begun is in or beside it."""
+    return (
+        is_converted(destination)
+        and not os.path.lexists(destination / JOURNAL_NAME)
+        and not folders_beside(destination, "new")
+        and not folders_beside(destination, "old")
+    )
 
 
 def remove_conversion_leftovers(folder: Path) -> None:
@@ -238,6 +249,24 @@ def describe_rejects(number: int, limit: int) -> str:
     """Return the part of a message that says that more than `limit` pictures are rejected."""
     are = "picture is" if number == 1 else "pictures are"
     return f"{number:,} {are} rejected and at most {limit:,} may be"
+
+
+def _describe_changes(scan: Scan, dataset: ConvertedDataset) -> str:
+    """Say which pictures came, went or were written again since `dataset` was made of the source."""
+    index, rejected = dataset.read_index(), dataset.manifest.rejected
+    ids = np.concatenate((index.ids, np.array([picture.id for picture in rejected], np.int64)))
+    paths = [*map(index.path, range(len(index))), *(picture.path for picture in rejected)]
+    written_ns = dataset.read_source_state().modified_ns.tolist()  # in the order of the ids
+    before = dict(zip((paths[row] for row in np.argsort(ids)), written_ns, strict=False))
+    now = dict(zip(scan.samples.list_paths(), scan.samples.modified_ns.tolist(), strict=True))
+    changes = {
+        "new": sorted(now.keys() - before.keys()),
+        "gone": sorted(before.keys() - now.keys()),
+        "written again": [path for path in before if path in now and before[path] != now[path]],
+    }
+    return ", ".join(
+        f"{len(paths):,} {change} (first: {paths[0]})" for change, paths in changes.items() if paths
+    )
 
 
 def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:

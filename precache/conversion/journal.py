@@ -79,14 +79,22 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, place: Path, other: dict[str, Any], *, is_finished: bool = False) -> None:
-        """Raise DatasetError if `other`, the target of the conversion in `place` as JSON, is another one."""
+    def check_same(
+        self, place: Path, other: dict[str, Any], *, is_finished: bool = False, changes: str = ""
+    ) -> None:
+        """Raise DatasetError if `other`, the target of the conversion in `place` as JSON, is another one.
+
+        Args:
+            changes: what changed in the source, for the message.
+        """
         differences = self.differences(other)
         if not differences:
             return
         remedy = "choose another DST"
         if is_finished and differences == [_ANOTHER_SOURCE]:
             remedy = f"convert what is new into another DST with --without {shell_command(place)}"
+        if changes:
+            differences.append(changes)
         raise DatasetError(
             f"holds another conversion ({'; '.join(differences)})",
             path=place,

@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from precache.storage.records import PROBED_BYTES, may_be_records
 LOCK_SUFFIX = ".precache-lock"
 _PATIENCE_S = 1.0  # the workers of a killed process may hold its lock for a moment
 _POLL_S = 0.05
+_WAIT_S = 1.0  # between two looks at a lock that is waited for
 
 
 def lock(descriptor: int, *, exclusive: bool = True, wait: bool = False) -> bool:
@@ -97,19 +98,21 @@ def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
 
 
 @contextmanager
-def hold_lock(destination: Path) -> Iterator[None]:
+def hold_lock(destination: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold the lock of `destination` until the end of the block, so that no other process converts into it.
 
     Args:
         destination: folder of the dataset.
+        on_wait: called every second with the holder, 'process 7 on HOST', while another process holds the
+            lock; None: do not wait for it.
 
     Raises:
-        DatasetError: another process holds the lock, the lock file's name is taken by another file, or the
-            file system has no locks.
+        DatasetError: another process holds the lock, and there is no `on_wait`; the lock file's name is
+            taken by another file; or the file system has no locks.
     """
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path, destination)
+    descriptor = _open_locked(path, destination, on_wait)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
             raise _foreign_file_error(path, "is not a lock file of this project")
@@ -127,7 +130,7 @@ def hold_lock(destination: Path) -> Iterator[None]:
         unlock(descriptor)
 
 
-def _open_locked(path: Path, destination: Path) -> int:
+def _open_locked(path: Path, destination: Path, on_wait: Callable[[str], None] | None) -> int:
     """Open and lock the lock file at `path`, and return its descriptor."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -142,7 +145,10 @@ def _open_locked(path: Path, destination: Path) -> int:
                 locked = lock(descriptor)
                 if locked and has_name(descriptor, path):
                     return descriptor
-            if not locked and time.monotonic() >= deadline_s:
+            is_held = not locked and time.monotonic() >= deadline_s
+            if is_held and on_wait is not None:
+                on_wait(_holder(descriptor))
+            elif is_held:
                 raise DatasetError(
                     f"is being converted by {_holder(descriptor)}",
                     path=destination,
@@ -153,7 +159,7 @@ def _open_locked(path: Path, destination: Path) -> int:
             raise
         os.close(descriptor)
         if not locked:  # if it was locked, its name is gone, and the next file is tried at once
-            time.sleep(_POLL_S)
+            time.sleep(_WAIT_S if is_held else _POLL_S)
 
 
 def _open(path: Path) -> int:

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import conversion, converting, libraries, listing, object_storage, peers, stored_sizes
+from bench.lab import conversion, libraries, listing, object_storage, peers, stored_sizes
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import Recipe, convert
@@ -40,14 +40,6 @@ def test_object_storage_compares_each_format_with_a_download(
     cells = print_table(object_storage.command, tmp_path / "data", *options)
     assert list(cells) == ["plain download", "shards", "webdataset"]
     assert cells["plain download"][2] == "1.00 (1.00-1.00)"
-
-
-def test_converting_trains_from_tree_from_both_and_from_shards(raw_tree: Path) -> None:
-    options = ("--repeats", 1, "--batch-size", 8, "--trainer-rate", 1e6)
-    cells = print_table(converting.command, raw_tree, *options)
-    assert list(cells) == ["the tree alone", "converted while training", "converted first"]
-    assert cells["the tree alone"][1] == "1.00 (1.00-1.00)"
-    assert cells["converted first"][4] == "1.00 (1.00-1.00)"
 
 
 @pytest.mark.usefixtures("trials_here")

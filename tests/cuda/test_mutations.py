@@ -23,17 +23,17 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n",
+        "        batch = self._prepare(images, request.drop(decoded.refused))\n",
         "        mark = self.lane.mark()\n"
-        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n"
+        "        batch = self._prepare(images, request.drop(decoded.refused))\n"
         "        batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (
-        "loader.py", "with source.lane.active():", "if True:", "only_waits_for_each_batch",
+        "loader.py", "with pipeline.lane.active():", "if True:", "only_waits_for_each_batch",
     ),
     "readers and caches are made on the lane": (
-        "build.py", "with self.lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
+        "build.py", "with lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
     ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",

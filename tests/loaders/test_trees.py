@@ -77,8 +77,6 @@ def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path,
             assert sorted(ids_of(loader)) == [sample_id for sample_id, _ in pairs]
     for split in ("train", "val"):
         assert served(source, split=split, splits=split_list) == served(tmp_path / "listed", split=split)
-    with pytest.raises(SettingError, match="precache"):
-        loaders.build(source, splits=split_list, precache=tmp_path / "out")
 
 
 def test_wrong_splits_of_a_tree_are_refused(

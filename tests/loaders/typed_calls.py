@@ -36,7 +36,7 @@ loaders.build(folder, sampling=Sampling(last="drop", weights="balanced"), ranks=
 loaders.build(
     folder, reading=Reading(workers=2, cache="device", check="never", on_error="skip", engine="ray")
 )
-loaders.build(folder, precache="data/while", recipe=Recipe(format="shards"))
+loaders.build(folder, precache="data/first-use", recipe=Recipe(format="shards"))
 loaders.ImageDataset("photos", split="val", transform=lambda picture: picture, decode="tensor")
 images: torch.Tensor = next(iter(loaders.build(folder))).images
 

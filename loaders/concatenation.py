@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -129,12 +129,10 @@ def _check_formats(parts: Sequence[SplitData]) -> None:
 
 def _check_batches(parts: Sequence[SplitData]) -> None:
     """Raise SettingError if samples of the parts cannot be in one batch."""
-    targets = [part.index.targets for part in parts]
-    kinds = {
-        (bool(part.classes), column and (column.kind, column.row_shape))
-        for part, column in zip(parts, targets, strict=True)
-    }
-    if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
+    targets = [part.index.targets for part in parts if part.index.targets is not None]
+    kinds = {(bool(part.classes), part.index.targets is None) for part in parts}
+    has_other_classes = bool(targets) and len({part.classes for part in parts}) > 1
+    if len(kinds) > 1 or has_other_classes or _differ_in_kind(targets):
         raise SettingError(
             "datasets of a list must have the same kind of labels: one class each, or the same targets"
         )
@@ -145,10 +143,19 @@ def _check_batches(parts: Sequence[SplitData]) -> None:
             remedy="convert with --channels rgb",
         )
     for name in JoinedColumns([part.index for part in parts]):
-        if name.startswith(VALUE):
-            columns = [part.index[name] for part in parts]
-            if len({(column.kind, column.row_shape) for column in columns}) > 1:
-                raise SettingError(
-                    f"field {name.removeprefix(VALUE)} has different kinds in the datasets of the list: "
-                    f"{' and '.join(f'{column.kind} {[*column.row_shape]}' for column in columns)}"
-                )
+        columns = [part.index[name] for part in parts] if name.startswith(VALUE) else []
+        if _differ_in_kind(columns):
+            kinds_of_field = ", ".join(
+                f"{column.kind} {[*column.row_shape]} in {part.path}"
+                for part, column in zip(parts, columns, strict=True)
+            )
+            raise SettingError(
+                f"field {name.removeprefix(VALUE)} must be of one kind in all datasets of a list: "
+                f"{kinds_of_field}",
+                remedy="convert without this field, or with values of one kind",
+            )
+
+
+def _differ_in_kind(columns: Sequence[Column]) -> bool:
+    """Return whether the columns cannot be joined to one; int and float can be."""
+    return any(first.differs_in_kind(second) for first, second in combinations(columns, 2))

@@ -111,6 +111,17 @@ def test_a_damaged_shard_names_the_command_that_verifies_its_dataset(
         assert str(caught.value).endswith(f"precache verify {folder}")
 
 
+def test_whole_numbers_beside_others_are_served_as_floats(tmp_path: Path) -> None:
+    """The kind of a field follows from its values, of which those of a later conversion may all be whole."""
+    values = [[float(row) for row in range(SAMPLES)], [row / 8 for row in range(SAMPLES)]]
+    for name, numbers in zip("ab", ([*map(int, values[0])], values[1]), strict=True):
+        convert(example_source(fields={"score": numbers}), tmp_path / name, small_recipe("shards"), workers=0)
+    with build_loader([tmp_path / "a", tmp_path / "b"]) as loader:
+        for batch in loader:
+            assert batch.fields["score"].dtype == torch.float64
+            assert batch.fields["score"].tolist() == [(values[0] + values[1])[i] for i in batch.ids.tolist()]
+
+
 def test_a_field_called_dataset_is_the_users(tmp_path: Path) -> None:
     values = [[f"{name}{row}" for row in range(SAMPLES)] for name in "ab"]
     for name, texts in zip("ab", values, strict=True):
@@ -161,7 +172,7 @@ def test_datasets_that_do_not_go_together_are_refused_with_the_remedy(
         ([shards, shaped["grey-shards"]], {}, "the same channels"),
         ([shards, tmp_path / "none"], {}, "the same kind of labels"),
         ([tmp_path / "none", tmp_path / "number"], {}, "the same kind of labels"),
-        ([tmp_path / "ints", tmp_path / "texts"], {}, "field field"),
+        ([tmp_path / "ints", tmp_path / "texts"], {}, "field field .*int .* text"),
         ([tmp_path / "split", shards], {"split": "val"}, f"^{shards}: unknown split 'val'"),
         ([shards, other["shards"]], {"precache": tmp_path / "new"}, "precache convert"),
     ]

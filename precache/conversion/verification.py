@@ -29,8 +29,7 @@ from precache.pictures import images, jpeg
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import size_text
-from precache.plan import keeps_splits
-from precache.recipe import Recipe, flag_name
+from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import Progress, no_progress, quantity, warn
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import (
@@ -222,7 +221,8 @@ def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]
     scan_rows = scan_rows[np.argsort(index.ids[index_rows[scan_rows]])]
     samples = samples.select(scan_rows)
     samples.ids = index.ids[by_id]
-    known_ids = np.sort(np.concatenate((samples.ids, [picture.id for picture in manifest.rejected])))
+    rejected_ids = np.array([picture.id for picture in manifest.rejected], np.int64)
+    known_ids = np.sort(np.concatenate((samples.ids, rejected_ids)))
     checksums = dataset.read_source_state().checksums[np.searchsorted(known_ids, samples.ids)]
     return replace(scan, samples=samples), checksums
 
@@ -270,18 +270,16 @@ def _column_kind(column: Column) -> str:
 def _with_labels_of(classes: Sequence[str], scan: Scan) -> Samples:
     """Return the samples of `scan` with labels that are indices of `classes`; -2 for any other class."""
     label_of = {name: label for label, name in enumerate(classes)}
-    new_labels = np.array(
-        [*(label_of.get(name, -2) for name in scan.classes), -1], np.int64
-    )  # at [-1], label -1
-    samples = scan.samples
-    targets = samples.targets
+    numbers = [label_of.get(name, -2) for name in scan.classes]
+    new_labels = np.array([*numbers, -1], np.int64)  # at [-1] that of samples without a class
+    samples, targets = scan.samples, scan.samples.targets
     if scan.target == "classes" and targets is not None:
         targets = Column(new_labels[targets.values], targets.ends)
     return replace(samples, labels=new_labels[samples.labels], targets=targets)
 
 
 def _number_repeats(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield each path with the number of times that it was there before, as in a table."""
+    """Yield each path with the number of times that it was there before, as in a dataset of torchvision."""
     counts: Counter[str] = Counter()
     for path in paths:
         yield path, counts[path]
@@ -294,7 +292,7 @@ def _have_same_labels(
     """Return bool [n]: whether pictures have the labels and fields of the dataset, and the split if kept."""
     recipe, shards = dataset.manifest.recipe, dataset.manifest.shards
     same: npt.NDArray[np.bool_] = index.labels[index_rows] == samples.labels[scan_rows]
-    if keeps_splits(samples, recipe) and not recipe.has_split_list:  # a list replaced the source's splits
+    if samples.split_names != ("",) and recipe.splits == DEFAULT_SPLITS:
         names = shards.split_names
         stored_splits = np.repeat(shards.splits, shards.samples)
         numbers = [names.index(name) if name in names else -1 for name in samples.split_names]

@@ -170,7 +170,7 @@ class ConvertedSource:
         """Return the file of a shard, and offset and size of its samples."""
         entry, format_name = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
         with self.dataset.local_files(*entry.files):
-            path = self.dataset.shard_path(entry)
+            path = self.dataset.path / entry.file_name
             return path, _find_samples(format_name, path, entry.files[0].crc32c, entry.samples)
 
     def _samples(self, index: SampleIndex, rows: Ints, splits: Ints, split_names: Sequence[str]) -> Samples:

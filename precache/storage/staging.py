@@ -56,21 +56,14 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
     try:
         yield inner
     finally:
-        remove(path)
+        _remove(path)
         os.close(descriptor)
 
 
 def remove_abandoned(place: Path | None = None) -> list[Path]:
     """Remove the folders of killed processes from `place` (default TMPDIR), and return their paths."""
-    paths = list(abandoned_folders(place))
-    for path in paths:
-        remove(path)
-    return paths
-
-
-def abandoned_folders(place: Path | None = None) -> Iterator[Path]:
-    """Yield the folders of killed processes in `place` (default TMPDIR)."""
     place = Path(tempfile.gettempdir()) if place is None else place
+    removed = []
     for path in sorted(place.glob(f"{_PREFIX}*")):
         with suppress(OSError):
             status = os.lstat(path)
@@ -82,10 +75,12 @@ def abandoned_folders(place: Path | None = None) -> Iterator[Path]:
             finally:
                 os.close(descriptor)
             if is_abandoned:
-                yield path
+                _remove(path)
+                removed.append(path)
+    return removed
 
 
-def remove(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a folder of this module; its mark last, to find it again if a file cannot be removed now."""
     with suppress(OSError):
         for entry in os.scandir(path):
@@ -110,4 +105,4 @@ def _make_folder(place: Path) -> tuple[Path, int]:
 
 def _remove_own(process: int) -> None:
     if os.getpid() == process and (path := _own.pop(process, None)) is not None:
-        remove(path)
+        _remove(path)

@@ -117,10 +117,12 @@ def source_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
     location = locate(place)
     if isinstance(location, Path):
         return location
-    remedy = "copy them to this machine first"
-    if command := {"s3": "aws s3 sync", "gs": "gcloud storage rsync -r"}.get(location.scheme):
-        remedy += f", as with '{shell_command(command, location, Path(location.name))}'"
-    pull = shell_command("precache pull", location, Path(location.name))
+    remedy, folder = "copy them to this machine first", Path(location.name)
+    if location.scheme == "s3":
+        remedy += f", as with '{shell_command('aws s3 sync', location, folder)}'"
+    elif location.scheme == "gs":
+        remedy += f", as with '{shell_command('gcloud storage cp -r', location)} .'"
+    pull = shell_command("precache pull", location, folder)
     raise SettingError(
         "is a URL, and pictures are read from a disk",
         path=location,
@@ -163,7 +165,7 @@ def _path_text(place: "str | bytes | os.PathLike[str]") -> str:
 def check_writable(url: Url) -> None:
     """Raise SettingError if objects cannot be written below this URL."""
     if url.scheme in ("http", "https"):
-        raise SettingError("is read-only", path=url, remedy="write to s3://, gs:// or az://, or to a folder")
+        raise SettingError("is read-only", path=url, remedy="push to s3://, gs:// or az://")
 
 
 def _without_password(text: str) -> str:

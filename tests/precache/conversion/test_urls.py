@@ -8,6 +8,7 @@ import pytest
 
 from precache import check, convert, open_dataset, open_source, verify, verify_deep
 from precache.errors import SettingError
+from precache.sharing.push_pull import push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
 from tests.cloud.uploading import upload
@@ -42,6 +43,11 @@ def test_a_destination_at_a_url_is_refused_with_the_command(raw_tree: Path) -> N
 def test_a_root_of_a_table_at_a_url_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, check=lambda error: str(error.path) == PHOTOS):
         convert(tmp_path / "labels.csv", tmp_path / "out", small_recipe("shards"), root=PHOTOS)
+
+
+def test_push_to_a_web_server_is_refused(converted: dict[str, Path]) -> None:
+    with pytest.raises(SettingError, check=lambda error: str(error.path) == "https://host/set"):
+        push(converted["shards"], "https://host/set")
 
 
 def test_verify_reads_the_storage_and_not_the_cache(bucket: Url, converted: dict[str, Path]) -> None:

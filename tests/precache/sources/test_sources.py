@@ -321,8 +321,7 @@ def test_every_source_keeps_the_contract(
                 kind.open(made, **{name: value}).scan()
     if kind.is_converted:
         check_conversion(kind, made, converted["shards"], tmp_path / "out")
-        if not kind.at_url:
-            check_growth(kind, place / "growing", files, tmp_path / "datasets")
+        check_growth(kind, place / "growing", files, tmp_path / "datasets")
     if kind.change is not None:
         kind.change(made, scan.samples[1].path)
         with pytest.raises(SourceError, match="changed") as raised:

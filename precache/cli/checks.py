@@ -24,7 +24,9 @@ _FIRST_CLASSES = 10
 @click.argument("dst", type=PathOrUrl())
 @click.argument("others", metavar="[SRC | DST ...]", type=PathOrUrl(), nargs=-1)
 @click.option(
-    "--deep", is_flag=True, help="Decode the pictures of SRC again, and compare each with what is stored."
+    "--deep",
+    is_flag=True,
+    help="Convert the pictures of SRC again, in memory, and compare each with what is stored.",
 )
 @click.option(
     "--root", help="Folder where the pictures of a table SRC lie now.  [default: as when converted]"
@@ -41,7 +43,7 @@ def verify_command(
     for option, value in (("--root", root), ("--workers", workers)):
         if value is not None and not deep:
             raise SettingError(
-                f"{option} {value} is for --deep, which decodes the pictures of SRC again",
+                f"{option} {value} is for --deep, which converts the pictures of SRC again",
                 remedy="leave it out, or give --deep and SRC, too",
             )
     if deep and len(others) != 1:
@@ -67,12 +69,15 @@ def _verify_deep(dst: Location, source: Location, root: str | None, workers: int
     if not _verify_files(dst, source):
         raise click.exceptions.Exit(1)
     with ProgressBar("verify", "image") as bar:
-        report = precache.verify_deep(dst, source, root=root, workers=workers, on_progress=bar)
-    sentence = f"{dst}: {report.sentence(source)}"
-    problems = list(report.problems)
+        problems = precache.verify_deep(dst, source, root=root, workers=workers, on_progress=bar)
+    count = precache.open_dataset(dst).manifest.samples
     if problems:
-        problems.append(f"{sentence}; rewrite it with: {_convert_command(dst, source)}")
-    _print_result(problems, sentence)
+        differ = "differs" if len(problems) == 1 else "differ"
+        pictures = f"{len(problems):,} of {quantity(count, 'picture')} {differ}"
+        command = _convert_command(dst, source)
+        problems.append(f"{dst}: {pictures} from what converting {source} gives; rewrite it with: {command}")
+    subject = "its picture is" if count == 1 else f"all {count:,} pictures are"
+    _print_result(problems, f"{dst}: {subject} exactly what converting {source} gives")
 
 
 def _verify_files(dst: Location, source: Location | str) -> bool:

@@ -52,7 +52,7 @@ class Column:
     """A value for each of n samples, over arrays in memory or in a mapped file.
 
     A column of kind `int`, `float` or `vector` can be indexed and compared like an array, which gives
-    arrays; `equal_rows` compares columns of any kind.
+    arrays.
 
     Args:
         values, ends: arrays of the column, see the module.
@@ -273,19 +273,6 @@ class Column:
             values_before += len(values)
         return cls(joined, np.concatenate(ends))
 
-    def equal_rows(self, other: "Column") -> npt.NDArray[np.bool_]:
-        """Compare two columns of one kind and one length row by row: bool [n], True where they are equal."""
-        if self.ends is None or other.ends is None:
-            return _equal(self.values, other.values)
-        lengths = np.diff(self.ends, prepend=0)
-        equal: npt.NDArray[np.bool_] = lengths == np.diff(other.ends, prepend=0)
-        rows = np.flatnonzero(equal)
-        values, other_values = self.select(rows).values, other.select(rows).values
-        if len(values):
-            row_of_value = np.repeat(rows, lengths[rows])
-            equal[row_of_value[~_equal(values, other_values)]] = False
-        return equal
-
     def content(self) -> bytes:
         """Bytes that differ between columns of different content, to be hashed."""
         values, ends = self.values, self.ends
@@ -358,14 +345,6 @@ def _number_array(value: Any) -> npt.NDArray[Any]:
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise ValueError
     return array.astype(np.int64)
-
-
-def _equal(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Compare n numbers, or n rows of numbers: bool [n], True where they are equal; NaN equals NaN."""
-    different = (values != others) & ~(np.isnan(values) & np.isnan(others))
-    # the axes are named one by one, so that rows of no numbers are equal, too
-    equal: npt.NDArray[np.bool_] = ~different.any(axis=tuple(range(1, different.ndim)))
-    return equal
 
 
 def _is_list(value: Any) -> bool:

@@ -24,7 +24,6 @@ from precache.dataset.index import (
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
-from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import FETCHES, ObjectNotFoundError, with_retries
@@ -146,35 +145,6 @@ class ConvertedDataset:
         """Path of the shard's file; fetches the shard's files if they are at a URL and not in the cache."""
         with self.local_files(*shard.files):
             return self.path / shard.file_name
-
-    def iter_shards(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
-        """Yield each shard with the index of its samples; raises as `read_index`."""
-        index, start = self.read_index(), 0
-        for shard in self.manifest.shards:
-            yield shard, index.select(np.arange(start, start + shard.samples))
-            start += shard.samples
-
-    def read_shard(self, shard: ShardEntry, index: SampleIndex) -> Iterator[StoredSample]:
-        """Yield the samples of a shard.
-
-        Args:
-            shard: a shard of the manifest.
-            index: index of the samples of this shard alone.
-
-        Raises:
-            DatasetError: the shard is damaged, or holds other samples than the index.
-        """
-        path, count = self.path / shard.file_name, 0
-        with self.local_files(*shard.files):
-            for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
-                if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):
-                    raise DatasetError(
-                        f"holds sample {sample.id}, which the dataset's index does not", path=path
-                    )
-                count += 1
-                yield sample
-        if count != len(index):
-            raise DatasetError(f"expected {len(index):,} samples, got {count:,}", path=path)
 
     def read_index(self, split: str | None = None) -> SampleIndex:
         """Open the index of the samples of a split, or of all splits: ids, labels, checksums and more.

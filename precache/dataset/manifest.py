@@ -108,8 +108,7 @@ class Manifest:
     @property
     def split_samples(self) -> dict[str, int]:
         """Number of samples of each split."""
-        shards = self.shards
-        return {split: int(shards.samples[shards.split_mask(split)].sum()) for split in shards.split_names}
+        return self.shards.samples_per_split()
 
     @property
     def stored_bytes(self) -> int:

@@ -53,14 +53,12 @@ class StoredSample:
         label: index of the class; -1 where the sample has no class, or several, or it is stored elsewhere.
         data: bytes of a JPEG, or pixels, uint8 [height, width, channels].
         damage: what is wrong, if the format's own checksum does not match; then no other value may be used.
-        annotations: bytes that `Format.annotations` has made.
     """
 
     id: int
     label: int
     data: bytes | Pixels
     damage: str = ""
-    annotations: bytes = b""
 
     def pixels(self, path: str, channels: int = 3) -> Pixels:
         """Decode the picture to uint8 [height, width, channels].
@@ -157,8 +155,6 @@ class Format:
         find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
             [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
         read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
-        annotations: encodes what a shard stores beside picture, id and label of a sample: the path of its
-            source, its target and its fields; empty if the dataset's index alone has them.
         holds_pixels: whether shards hold decoded pixels; else they hold JPEGs.
         bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
         bytes_per_shard: bytes of a shard in addition to its samples, on average.
@@ -170,7 +166,6 @@ class Format:
     read_shard: Callable[[Path], Iterator[StoredSample]]
     find_samples: Callable[[Path], Places]
     read_sample: Callable[[bytes], StoredSample]
-    annotations: Callable[[Sample], bytes]
     holds_pixels: bool
     bytes_per_sample: int
     bytes_per_shard: int

@@ -312,7 +312,6 @@ FORMAT = Format(
     find_samples=find_samples,
     # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
-    annotations=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

@@ -134,17 +134,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _encode_example(sample: Sample) -> bytes:
-    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_annotation_features(sample)}
-    return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
-
-
-def _annotations(sample: Sample) -> bytes:
-    """Encode all features but the picture, as `_decode_example` joins them."""
-    return b"".join(_entry(key, value) for key, value in _annotation_features(sample).items())
-
-
-def _annotation_features(sample: Sample) -> dict[str, bytes]:
-    features = {}
+    features = {IMAGE_KEY: _feature(bytes(sample.data))}
     if sample.label >= 0:
         features[LABEL_KEY] = _feature(sample.label)
     features[ID_KEY] = _feature(sample.id)
@@ -154,11 +144,8 @@ def _annotation_features(sample: Sample) -> dict[str, bytes]:
         features[FIELD_KEY + name] = _feature(value)
         if isinstance(value, list):
             features[SHAPE_KEY + name] = _feature(list(np.shape(value)))
-    return features
-
-
-def _entry(key: str, value: bytes) -> bytes:
-    return _field(1, key.encode()) + _field(2, value)
+    entries = [_field(1, key.encode()) + _field(2, value) for key, value in features.items()]
+    return _field(1, b"".join(_field(1, entry) for entry in entries))
 
 
 def _feature(value: Any) -> bytes:
@@ -177,19 +164,14 @@ def _feature(value: Any) -> bytes:
 
 def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
     features: dict[str, memoryview] = {}
-    annotations: list[memoryview] = []
     for message in _fields_of_number(data, 1):
         for entry in _fields_of_number(message, 1):
             parts = dict(_fields(entry))
-            key = str(parts[1], "utf-8")
-            features[key] = parts.get(2, data[:0])
-            if key != IMAGE_KEY:
-                annotations.append(entry)
+            features[str(parts[1], "utf-8")] = parts.get(2, data[:0])
     return StoredSample(
         id=_int(features[ID_KEY]),
         label=_int(features[LABEL_KEY]) if LABEL_KEY in features else -1,
         data=bytes(_list_content(features[IMAGE_KEY], _BYTES_LIST)),
-        annotations=b"".join(annotations),
     )
 
 
@@ -267,7 +249,6 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
-    annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=120,  # keys, lengths and checksums
     bytes_per_shard=0,

@@ -43,7 +43,7 @@ class WebDatasetWriter:
         contents = {"jpg": bytes(sample.data)}
         if sample.label >= 0:
             contents["cls"] = str(sample.label).encode()
-        contents["json"] = _annotations(sample)
+        contents["json"] = _description(sample)
         entries = []
         for extension, content in contents.items():
             name = f"{sample.id:08d}.{extension}"
@@ -78,7 +78,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             parts[extension] = data
             if extension == b"json":  # the last file of a sample
                 jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
-                yield StoredSample(int(key), label, jpeg, annotations=data)
+                yield StoredSample(int(key), label, jpeg)
                 parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(
@@ -127,7 +127,7 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("its end is missing")
 
 
-def _annotations(sample: Sample) -> bytes:
+def _description(sample: Sample) -> bytes:
     """Encode the content of a sample's `.json`."""
     width, height = sample.original_size
     known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
@@ -163,7 +163,6 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
-    annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record

@@ -282,23 +282,6 @@ def is_too_large(width: int, height: int, rendering: Rendering) -> bool:
     return max(width, height) > MAX_KEPT_SIDE or width * height > max(rendering.max_pixels, MAX_SIZE**2)
 
 
-def reference_pixels(
-    image: Image.Image, size: Size, fit: str = "crop", resample: str = "bilinear", *, enlarge: bool = False
-) -> Pixels:
-    """Resize a whole Pillow image, then cut out its centre if `fit` is `crop`.
-
-    It is the plain way to the pixels that `fit` makes; with the defaults it is torchvision's.
-    """
-    if fit != "crop":
-        whole = fitted_size(*image.size, Rendering(size=size, fit=fit, enlarge=enlarge))
-        return _pixels(image.resize(whole, RESAMPLING[resample]), image.mode)
-    width, height = resized_size(*image.size, size)
-    resized = image.resize((width, height), RESAMPLING[resample])
-    rows, columns = sides(size)
-    left, top = centre_offset(width, columns), centre_offset(height, rows)
-    return _pixels(resized.crop((left, top, left + columns, top + rows)), image.mode)
-
-
 def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, float]:
     """Part of a picture that the fit `crop` keeps: left, top, right, bottom in source pixels.
 

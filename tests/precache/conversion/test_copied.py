@@ -93,8 +93,7 @@ def test_a_jpeg_that_needs_no_resizing_is_copied(tree: Path, tmp_path: Path) -> 
     samples = scan_tree(tree).samples
     for _, sample in stored_in(open_dataset(tmp_path / "out")):
         assert sample.data == (tree / samples[sample.id].path).read_bytes()
-    report = verify_deep(tmp_path / "out", tree, workers=0)
-    assert (report.problems, report.equal) == ((), len(COPIED))
+    assert verify_deep(tmp_path / "out", tree, workers=0) == []
 
 
 def test_copied_jpegs_have_the_statistics_of_their_pixels(tree: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Columns select, compare and concatenate their rows like lists of the same values."""
+"""Columns select their rows like lists of the same values."""
 
 from typing import Any
 
@@ -80,19 +80,6 @@ def test_select_raises_index_error_outside_of_the_column(
 def test_rows_at_of_a_range_from_0_returns_the_positions_uncopied() -> None:
     positions = np.array([3, 1])
     assert rows_at(range(9), positions) is positions
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_equal_rows_compares_row_by_row(name: str) -> None:
-    column = Column.from_values(VALUES[name][0])
-    assert column.equal_rows(column).tolist() == [True] * 3
-    assert column.equal_rows(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_equal_rows_of_no_rows_is_empty(name: str) -> None:
-    empty = Column.from_values(VALUES[name][0]).select(np.empty(0, np.int64))
-    assert empty.equal_rows(empty).tolist() == []
 
 
 @pytest.mark.parametrize("rows", [None, range(1, 3), np.array([2, 0])])

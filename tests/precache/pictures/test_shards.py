@@ -58,7 +58,7 @@ def test_shards_hold_the_rendered_pixels(channels: str, fit: str, mixed_tree: Pa
     assert statistics.mean == pytest.approx(tuple(values.mean(0)), abs=1e-12)
     assert statistics.std == pytest.approx(tuple(values.std(0)), abs=1e-12)
     assert verify(out) == []
-    assert verify_deep(out, mixed_tree, workers=0).problems == ()
+    assert verify_deep(out, mixed_tree, workers=0) == []
     assert run_here("precache", "inspect", out, "--html", "page.html", cwd=tmp_path).returncode == 0
 
 

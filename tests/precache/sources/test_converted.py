@@ -35,7 +35,7 @@ def test_converting_again_keeps_ids_targets_fields_and_splits(tmp_path: Path) ->
             for row, number in enumerate(index.ids.tolist()):
                 assert index.fields["caption"].row_value(row) == f"n° {number}"
                 assert sorted(index.targets.row_value(row)) == sorted({number % 3, 2})
-        assert not verify_deep(tmp_path / name, source, workers=0).problems
+        assert verify_deep(tmp_path / name, source, workers=0) == []
         source = tmp_path / name
 
 
@@ -102,7 +102,7 @@ def test_converting_again_to_other_sizes_and_channels_verifies(
     is_same = first_settings == second_settings
     convert(raw_tree, first, small_recipe(name, **first_settings), workers=0)
     convert(first, second, small_recipe(name if is_same else "shards", **second_settings), workers=0)
-    assert not verify_deep(second, first, workers=0).problems
+    assert verify_deep(second, first, workers=0) == []
     if is_same:
         for shard in open_dataset(first).manifest.shards:
             assert (second / shard.file_name).read_bytes() == (first / shard.file_name).read_bytes()

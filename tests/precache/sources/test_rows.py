@@ -57,4 +57,4 @@ def test_a_row_reader_converts_to_the_shards_of_its_tree(
     index = open_dataset(tmp_path / "out").read_index()
     captions = {index.fields["caption"].row_value(row) for row in range(len(index.ids))}
     assert captions == {f"of {name}" for name in files}
-    assert verify_deep(tmp_path / "out", source, workers=0).problems == ()
+    assert verify_deep(tmp_path / "out", source, workers=0) == []

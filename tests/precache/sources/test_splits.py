@@ -29,7 +29,7 @@ def test_a_split_list_assigns_each_picture(raw_tree: Path, tmp_path: Path) -> No
     unlisted = {path for path, reason in manifest.ignored if reason == "not in the list of splits"}
     assert unlisted == {s.path for s in samples} - split_of.keys()
     assert manifest.scanned == IMAGES == manifest.samples + len(unlisted)
-    assert verify_deep(out, raw_tree, workers=0).problems == ()
+    assert verify_deep(out, raw_tree, workers=0) == []
     assert convert(raw_tree, out, recipe, workers=0, split_list=list_file).converted == 0
     with pytest.raises(SettingError, match=r"a=0\.5,b=0\.5"):
         convert(raw_tree, out, Recipe(format="shards", splits="a=0.5,b=0.5"), workers=0, split_list=list_file)

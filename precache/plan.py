@@ -68,31 +68,19 @@ def split_rows(samples: Samples, recipe: Recipe) -> Iterator[tuple[str, Ints]]:
     Raises:
         SettingError: the source has several splits of its own, and the recipe asks for others.
     """
-    if not keeps_splits(samples, recipe):
+    split_of, names = samples.splits, samples.split_names
+    has_shares = recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list
+    if has_shares and len(names) > 1:
+        raise SettingError(
+            f"splits {recipe.splits!r} asked for, but the source has its own: {', '.join(names)}",
+            remedy="leave splits out to keep them",
+        )
+    if has_shares or names == ("",):  # shares divide a source of a single split
         shares = parse_splits(recipe.splits)
         names = tuple(shares)
         split_of = split_samples(samples.labels, list(shares.values()), recipe.seed)
-    elif recipe.splits == DEFAULT_SPLITS or recipe.has_split_list:
-        split_of, names = samples.splits, samples.split_names
-    else:
-        raise SettingError(
-            f"splits {recipe.splits!r} asked for, but the source has its own: "
-            f"{', '.join(samples.split_names)}",
-            remedy="leave splits out to keep them",
-        )
     for index, name in enumerate(names):
         yield name, np.flatnonzero(split_of == index)
-
-
-def keeps_splits(samples: Samples, recipe: Recipe) -> bool:
-    """Whether samples stay in the splits of their source.
-
-    A source without splits has none to keep; shares in the recipe divide a source of a single split.
-    """
-    names = samples.split_names
-    if names == ("",):
-        return False
-    return len(names) > 1 or recipe.splits == DEFAULT_SPLITS or recipe.has_split_list
 
 
 def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:

@@ -108,7 +108,8 @@ class Manifest:
     @property
     def split_samples(self) -> dict[str, int]:
         """Number of samples of each split."""
-        return self.shards.samples_per_split()
+        shards = self.shards
+        return {split: int(shards.samples[shards.split_mask(split)].sum()) for split in shards.split_names}
 
     @property
     def stored_bytes(self) -> int:

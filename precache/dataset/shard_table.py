@@ -176,10 +176,6 @@ class ShardTable(Sequence[ShardEntry]):
         first, last = positions[0], positions[-1]
         return range(int(self.starts[first]), int(self.starts[last] + self.samples[last]))
 
-    def samples_per_split(self) -> dict[str, int]:
-        """Count the samples in the shards of each split."""
-        return {name: int(self.samples[self.split_mask(name)].sum()) for name in self.split_names}
-
     def _name(self, position: int) -> str:
         return shard_name(self.split_names[self.splits[position]], int(self.numbers[position]))
 

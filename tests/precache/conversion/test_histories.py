@@ -190,7 +190,7 @@ class Histories(RuleBasedStateMachine):
         except (KilledError, KeyboardInterrupt, PrecacheError) as caught:
             error = caught
         self.nothing_of_the_users_is_lost()
-        self.update_bases([*before, *filter(None, results)])
+        self.find_bases([*before, *filter(None, results)])
         if stop.where:  # the next run removes what an error of the disk has left
             self.stopped.add(kind)
             assert error is not None or stop.way == "error"
@@ -213,7 +213,7 @@ class Histories(RuleBasedStateMachine):
             assert None in results or others or self.inside(), error
             assert "\n" not in str(error)
 
-    def update_bases(self, possible: list[Dataset | None]) -> None:
+    def find_bases(self, possible: list[Dataset | None]) -> None:
         """Find out which of the `possible` datasets is in DST, and set `bases`."""
         files = contents(self.place)
         whole = [base for base in dict.fromkeys(possible) if base is not None and base.is_in(files)]

@@ -1,7 +1,7 @@
-"""Stop a run in this process at its N-th change of a file, or at its N-th request to a storage.
+"""Stop a run in this process at its N-th change of a file.
 
 There are three ways: `kill`, after which nothing is written any more, whatever handlers of errors try;
-`Ctrl-C`; `error`, of the disk or the storage.
+`Ctrl-C`; `error`, of the disk.
 """
 
 import errno
@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-from precache.errors import StorageError
-from precache.storage import objects
 
 CHANGES = (
     "open", "write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir",
@@ -33,23 +30,19 @@ class Stop:
     Attributes:
         moment: number of the moment to stop at, from 1; 0: never.
         way: one of WAYS.
-        counts: kind of the moments: `changes` of files, or `requests` to storages, where odd moments are
-            before a request is sent, and even ones after it was answered.
         count: moments so far.
         where: description of the call at `moment`; empty if the run ended before.
     """
 
-    def __init__(self, moment: int = 0, way: str = "kill", counts: str = "changes") -> None:
-        self.moment, self.way, self.counts = moment, way, counts
+    def __init__(self, moment: int = 0, way: str = "kill") -> None:
+        self.moment, self.way = moment, way
         self.count = 0
         self.where = ""
 
-    def count_moment(self, kind: str, description: str) -> None:
+    def count_moment(self, description: str) -> None:
         """Count a moment, and stop the run if it is the one; a killed run is stopped again at each call."""
         if self.where and self.way == "kill":
             raise OSError(errno.EIO, "is dead")
-        if kind != self.counts:
-            return
         self.count += 1
         if self.count == self.moment:
             self.where = description
@@ -57,8 +50,6 @@ class Stop:
                 raise KilledError
             if self.way == "Ctrl-C":
                 raise KeyboardInterrupt
-            if kind == "requests":
-                raise StorageError("no answer", path=description)
             raise OSError(errno.EIO, os.strerror(errno.EIO), description)
 
 
@@ -69,25 +60,15 @@ def stopping(folder: Path, stop: Stop) -> Iterator[Stop]:
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if name != "open" or arguments[1] & (os.O_WRONLY | os.O_RDWR):
-                stop.count_moment("changes", f"{name} {arguments[0]}")
+                stop.count_moment(f"{name} {arguments[0]}")
             if name == "fsync":  # not needed: a killed process loses no page of the system's cache
                 return None
             return function(*arguments, **options)
 
         return call
 
-    def counting_request(*arguments: Any) -> Any:
-        stop.count_moment("requests", f"{arguments[0]} is asked for")
-        answer = request_with_retries(*arguments)
-        stop.count_moment("requests", f"{arguments[0]} was answered")
-        return answer
-
-    request_with_retries = objects.request_with_retries
     try:
-        with (
-            mock.patch.multiple(os, **{name: counting(name, getattr(os, name)) for name in CHANGES}),
-            mock.patch.object(objects, "request_with_retries", counting_request),
-        ):
+        with mock.patch.multiple(os, **{name: counting(name, getattr(os, name)) for name in CHANGES}):
             yield stop
     finally:
         if stop.where:

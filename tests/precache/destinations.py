@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.storage.urls import Location
 from tests.conftest import small_recipe
 
 THESIS = b"years of work"
@@ -16,7 +15,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def interrupt(tree: Path, out: Location, name: str = "shards", **options: object) -> None:
+def interrupt(tree: Path, out: Path, name: str = "shards", **options: object) -> None:
     """Convert `tree` into `out` by the format `name`, and interrupt it after 40 of 70 pictures."""
 
     def stop(done: int, total: int) -> None:

@@ -32,7 +32,7 @@ from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
-from precache.storage.locks import is_mount_point
+from precache.storage.locks import is_mount_point, lock_path
 
 
 def resolve(destination: Path) -> Path:
@@ -80,10 +80,11 @@ def check_finished(
 
 
 def is_settled(destination: Path) -> bool:
-    """Whether DST is finished, and no conversion or overwrite that was begun is in or beside it."""
+    """Whether DST is finished, and nothing of a conversion that runs, or was killed, is in or beside it."""
     return (
         is_converted(destination)
         and not os.path.lexists(destination / JOURNAL_NAME)
+        and not os.path.lexists(lock_path(destination))
         and not folders_beside(destination, "new")
         and not folders_beside(destination, "old")
     )

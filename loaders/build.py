@@ -207,7 +207,7 @@ def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> S
     parts = []
     for part_path in path:
         try:
-            parts.append(_open_split(spec, part_path, tree_options))
+            parts.append(_open_split(spec, part_path, tree_options, may_lack=bool(parts)))
         except SettingError as error:
             if error.path is None:
                 error.path = part_path
@@ -215,7 +215,9 @@ def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> S
     return concatenate(parts)
 
 
-def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> SplitData:
+def _open_split(
+    spec: LoaderSpec, path: Path, tree_options: dict[str, Any], *, may_lack: bool = False
+) -> SplitData:
     reading, download_cache = spec.reading, None
     if is_url(path):
         folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
@@ -226,6 +228,7 @@ def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> S
         **tree_options,
         skip_rejected=reading.on_error == "skip",
         download_cache=download_cache,
+        may_lack=may_lack,
     )
 
 

@@ -499,6 +499,7 @@ def open_split(
     empty_classes: Literal["leave-out", "keep", "refuse"] = "leave-out",
     skip_rejected: bool = False,
     download_cache: Cache | None = None,
+    may_lack: bool = False,
 ) -> SplitData:
     """Open `split` of the raw tree or converted folder at `path`, or of the converted dataset at a URL.
 
@@ -513,6 +514,8 @@ def open_split(
         skip_rejected: whether to leave out the files that the tree's list of `precache check` names, if it
             has one and the files have not changed since; a converted folder holds none of them anyway.
         download_cache: cache for the files of a URL.
+        may_lack: whether what was converted `--without` other datasets may lack the split, because none of
+            its few pictures fell into it; it has no samples then.
 
     Raises:
         NothingFoundError: there is neither at `path`; or a class without a picture, see `empty_classes`.
@@ -524,7 +527,7 @@ def open_split(
         dataset = open_dataset(path, download_cache) if isinstance(path, Url) else open_dataset(path)
         _check_no_tree_setting("splits", splits, dataset)
         _check_no_tree_setting("class_depth", class_depth, dataset)
-        return _open_converted(dataset, split)
+        return _open_converted(dataset, split, may_lack)
     depth = 1 if class_depth is None else class_depth
     try:
         scan = list_tree(path, depth, allow_empty=empty_classes != "leave-out")
@@ -585,8 +588,11 @@ def _split_name(split: str, names: Sequence[str]) -> str:
     return split if split in names or spelling not in names else str(spelling)
 
 
-def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
-    split = _split_name(split, dataset.manifest.shards.split_names)
+def _open_converted(dataset: ConvertedDataset, split: str, may_lack: bool) -> SplitData:
+    names = dataset.manifest.shards.split_names
+    split = _split_name(split, names)
+    if may_lack and split not in names and dataset.manifest.source_options.get("without"):
+        return _open_converted(dataset, names[0], may_lack).select(np.empty(0, np.int64))
     shards = dataset.manifest.split_shards(split)
     index, statistics = dataset.read_index(split), dataset.manifest.statistics
     rejected_ids = [picture.id for picture in dataset.manifest.rejected]

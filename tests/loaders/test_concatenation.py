@@ -50,6 +50,32 @@ def test_ids_begin_after_all_of_the_dataset_before(other: dict[str, Path], tmp_p
     assert served == dict.fromkeys(served, expected)
 
 
+@pytest.mark.parametrize("kind", ["shards", "webdataset", "dali"])
+def test_a_tree_that_grew_by_one_picture_is_served_in_all_splits(
+    kind: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    first, more = tmp_path / "first", tmp_path / "more"
+    convert(tree, first, small_recipe(kind, splits=SPLITS), workers=0)
+    known = {sample.path for sample in scan_tree(tree).samples}
+    shutil.copyfile(tree / min(known), (tree / min(known)).with_name("new.jpg"))
+    convert(tree, more, small_recipe(kind, splits=SPLITS), workers=0, without=[first])
+    served = []
+    for split in ("train", "val"):
+        for paths in ([first, more], [first, more, more]):
+            with build_loader(paths, split=split, workers=1) as loader:
+                ids = ids_of(loader)
+                assert len(set(ids)) == len(loader.dataset) == len(loader.dataset.targets)
+        with build_loader([first, more], split=split, workers=1) as loader:
+            served += [loader.path_of(i) for i in ids_of(loader)]
+    assert sorted(served) == sorted({*known, str(Path(min(known)).with_name("new.jpg"))})
+    lacking = ({"train", "val"} - {*open_dataset(more).manifest.shards.split_names}).pop()
+    with pytest.raises(SettingError, match=f"unknown split '{lacking}'"):
+        build_loader(more, split=lacking)
+    with pytest.raises(SettingError, match=f"unknown split '{lacking}'"):
+        build_loader([more, more], split=lacking)
+
+
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
 @pytest.mark.parametrize(("first", "second"), [("", "keep-"), ("rectangle-", ""), ("keep-", "keep-")])
 def test_different_stored_sizes_are_served_as_each_alone(

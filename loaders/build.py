@@ -204,7 +204,7 @@ def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> S
         return _open_split(spec, path, tree_options)
     if not path:
         raise SettingError("path is an empty list", remedy="give the paths of datasets")
-    parts = []
+    parts: list[SplitData] = []
     for part_path in path:
         try:
             parts.append(_open_split(spec, part_path, tree_options, may_lack=bool(parts)))

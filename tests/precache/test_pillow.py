@@ -35,8 +35,8 @@ def test_without_pillow_commands_and_imports_say_the_remedy(tmp_path: Path) -> N
         )
 
     remedy = "pip uninstall -y pillow pillow-simd && "
-    for module in ("precache", "bench"):
-        check_bad_input(run("-m", module, "convert", "a", "b"), "Pillow is missing or broken", remedy)
+    for command in ("precache convert a b", "bench recommend a"):
+        check_bad_input(run("-m", *command.split()), "Pillow is missing or broken", remedy)
     result = run("-c", "from precache import convert")
     assert result.returncode == 1
     assert remedy in result.stderr.splitlines()[-1]

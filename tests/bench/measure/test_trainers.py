@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from bench.measure.trainers import (
     PRESETS,
@@ -15,11 +16,23 @@ from bench.measure.trainers import (
 )
 from bench.measure.trial import measure
 from loaders.batch import Batch
+from loaders.examples.models import MODELS, Model
 from precache.errors import SettingError
 from tests.bench.settings import quick
-from tests.bench.squares import TINY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def make_tiny(classes: int) -> nn.Module:
+    """Return a model whose step takes a millisecond."""
+    stem = [nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+
+@pytest.fixture
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the model `tiny` to those that can be trained."""
+    monkeypatch.setitem(MODELS, "tiny", Model(make=make_tiny, lr=0.1))
 
 
 RATES = {name: preset.images_per_s for name, preset in PRESETS.items()}
@@ -51,14 +64,14 @@ def test_the_trainer_none_drops_batches() -> None:
 
 @pytest.mark.usefixtures("tiny_model")
 def test_a_loader_serves_the_precision_of_the_trainer(converted: dict[str, Path]) -> None:
-    settings = quick(trainer=TINY.model, amp="bf16").for_loader("shards", converted["shards"], 5)
+    settings = quick(trainer="tiny", amp="bf16").for_loader("shards", converted["shards"], 5)
     assert measure(settings).facts["shapes"] == "3x32x32 torch.bfloat16"
 
 
 @pytest.mark.usefixtures("tiny_model")
 @pytest.mark.parametrize(("amp", "dtype"), [("fp16", torch.float16), ("off", torch.float32)])
 def test_a_model_computes_in_the_chosen_precision(amp: str, dtype: torch.dtype) -> None:
-    trainer = ModelTrainer(TINY.model, CPU, 2, amp)
+    trainer = ModelTrainer("tiny", CPU, 2, amp)
     output_dtypes: list[torch.dtype] = []
     trainer.learner.model.register_forward_hook(lambda _, __, output: output_dtypes.append(output.dtype))
     trainer.step(Batch(torch.rand(2, 3, 8, 8).to(trainer.dtype), torch.arange(2), torch.arange(2)))

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import conversion, libraries, listing, object_storage, peers, stored_sizes
+from bench.lab import conversion, libraries, listing, object_storage, peers, stored_sizes, watch
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import Recipe, convert
@@ -90,6 +90,15 @@ def test_accuracy_shows_the_trainings_of_the_page_of_results(name: str) -> None:
     page = (results / "README.md").read_text()
     for _, top1, *difference in cells.values():
         assert " | ".join([f"| {top1}", *difference]) in page
+
+
+@pytest.mark.slow
+def test_watch_shows_the_wait_put_in_beside_the_one_found() -> None:
+    """The training is one of `bench.lab.trainings`, in a process of its own."""
+    cells = print_table(watch.command, "--kinds", "plain", "--waits", 0.5, "--batches", 20)
+    workers, put_in, found_share, stage, found_stage = cells["plain"]
+    assert (workers, put_in, stage, found_stage) == ("0", "50%", "read", "read")
+    assert 20 < int(found_share.removesuffix("%")) < 80
 
 
 def test_listing_compares_loaders_and_convert_with_imagefolder(raw_tree: Path) -> None:

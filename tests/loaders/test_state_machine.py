@@ -275,7 +275,9 @@ def test_any_training_gets_the_batches_of_the_order(
     other: dict[str, Path],
 ) -> None:
     paths = {"raw": raw_tree, "list": [converted["shards"], other["shards"]], **converted}
-    samples = IMAGES + OTHER_IMAGES * (kind == "list")
+    samples = IMAGES
+    if kind == "list":
+        samples += OTHER_IMAGES
     build = partial(build_loader, paths[kind], backend=backend)
     epochs: dict[int, Steps] = {}
 

@@ -28,7 +28,7 @@ from loaders.order import Order
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
-from loaders.sampling import choose_samples, find_epochs, find_weights
+from loaders.sampling import choose_samples, find_epochs
 from loaders.settings import (
     BUILD_HINTS,
     GROUPS,
@@ -178,8 +178,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         path = convert_on_first_use(path, precache, recipe, splits, class_depth)
         splits = class_depth = None  # the folder has them
     tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
-    data = choose_samples(sampling, _open_splits(spec, path, tree_options))
-    weights = find_weights(sampling, data)
+    data, weights = choose_samples(sampling, _open_splits(spec, path, tree_options))
     data = fetch_in_parts(data, None if weights is None else weights > 0)
     open_pipeline = partial(_open_pipeline, data, augment, Lane(spec.device))
     pipeline = open_pipeline(spec)

@@ -145,6 +145,7 @@ class SplitData:
     Attributes:
         datasets: files of each dataset, whose shards follow one another.
         kind: `raw`, or the format of a converted folder.
+        split: name of the split, as it is stored.
         index: index of the samples, see `precache.dataset.index`; ids and labels alone for a raw tree.
         shard_samples: int64 [shards], samples of each shard in stored order; a raw tree is one shard.
         files: paths of the shards, see `local_shard`, or of the pictures of a raw tree.
@@ -166,6 +167,7 @@ class SplitData:
 
     datasets: tuple[DatasetFiles, ...]
     kind: str
+    split: str
     index: SampleIndex
     shard_samples: Ints
     files: Sequence[str]
@@ -607,6 +609,7 @@ def _open_converted(dataset: ConvertedDataset, split: str, may_lack: bool) -> Sp
     return SplitData(
         datasets=(files,),
         kind=dataset.manifest.recipe.format,
+        split=split,
         index=index,
         shard_samples=shards.samples,
         files=tuple(f"{dataset.path}/{shards.file_name(number)}" for number in range(len(shards))),
@@ -646,6 +649,7 @@ def _open_raw(
     data = SplitData(
         datasets=(tree,),
         kind=RAW,
+        split=split,
         index=SampleIndex({name: Column(values[rows]) for name, values in columns.items()}),
         shard_samples=np.array([len(rows)]),
         files=samples.list_paths(f"{scan.root}/", rows),

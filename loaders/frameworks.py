@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 from loaders.batch import Batch, BatchPlace, Request
 from loaders.dataset import SplitData
 from loaders.order import Order
+from precache.dataset.columns import Ints
 from precache.errors import SettingError
 
 
 class SplitDataset(Dataset[Any]):
-    """Samples of a loader's split: their number and classes; batches are taken through `RankBatchSampler`.
+    """Samples of a loader's split: number, labels and ids; batches are taken through `RankBatchSampler`.
 
     Args:
         data: split that the loader serves.
-        split: its name.
         take: returns the loader's batch at a place.
 
     Attributes:
@@ -33,22 +34,27 @@ class SplitDataset(Dataset[Any]):
 
     total_dataset_length = 0  # tells Accelerate not to cut the last gathered batch
 
-    def __init__(self, data: SplitData, split: str, take: Callable[[BatchPlace], Batch]) -> None:
+    def __init__(self, data: SplitData, take: Callable[[BatchPlace], Batch]) -> None:
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self._data, self._split, self._take = data, split, take
+        self._data, self._take = data, take
 
     @property
     def targets(self) -> list[Any]:
         """Label of each sample, in stored order: a class as an index, a number, or a list of either."""
         return self._data.targets()
 
+    @property
+    def ids(self) -> Ints:
+        """Id of each sample, int64 [n], in the order of `targets`."""
+        return np.array(self._data.ids[:])
+
     def __len__(self) -> int:
         return len(self._data)
 
     def __repr__(self) -> str:
         return (
-            f"<loaders.SplitDataset {self._data.kind} {self._data.path}: {self._split}, "
+            f"<loaders.SplitDataset {self._data.kind} {self._data.path}: {self._data.split}, "
             f"{len(self):,} samples, {len(self.classes):,} classes>"
         )
 

@@ -181,8 +181,8 @@ class Loader(IterableDataset[Batch]):
 
     @property
     def dataset(self) -> SplitDataset:
-        """Dataset of the split's samples: `len(loader.dataset)`, `loader.dataset.targets`."""
-        return SplitDataset(self._data, self.spec.split, self.take)
+        """Dataset of the split's samples: their number, `targets` and `ids`, see `SplitDataset`."""
+        return SplitDataset(self._data, self.take)
 
     @property
     def sampler(self) -> RankSampler:
@@ -327,7 +327,7 @@ class Loader(IterableDataset[Batch]):
         spec = self.spec
         rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
         return (
-            f"<loaders.Loader {self._data.kind} {self._path}: {spec.split}, {self.samples:,} samples, "
+            f"<loaders.Loader {self._data.kind} {self._path}: {self._data.split}, {self.samples:,} samples, "
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
@@ -447,7 +447,7 @@ class Loader(IterableDataset[Batch]):
         """Return JSON values that differ for other data, or settings that change the batches."""
         return {
             "dataset": self._data.digest,
-            "split": self.spec.split,
+            "split": self._data.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
             "last": self.spec.last,

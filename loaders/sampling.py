@@ -16,24 +16,45 @@ from precache.errors import SettingError
 _MAX_SHOWN = 5  # classes or samples that an error lists
 
 
-def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
-    """Return the samples of `data` that `classes` and `subset` name.
+def choose_samples(sampling: Sampling, data: SplitData) -> tuple[SplitData, Weights | None]:
+    """Return the samples of `data` that `classes` and `subset` name, and their weights, see `Epochs`.
 
     Raises:
-        SettingError: a class or sample does not exist, or no sample is left.
+        SettingError: a class or sample does not exist, or no sample is left; or the weights are no weights,
+            or not one for each sample.
     """
     chosen: Positions | None = None
     if sampling.classes is not None:
         chosen = _positions_with(data.labels, _class_labels(sampling.classes, data))
+    is_sorted = True
     if sampling.subset is not None:
-        in_subset = _subset_positions(sampling.subset, data)
-        chosen = in_subset if chosen is None else np.intersect1d(chosen, in_subset)
-    if chosen is None:
-        return data
-    if not len(chosen):
-        names = [name for name in ("classes", "subset") if getattr(sampling, name) is not None]
-        raise SettingError(f"{' and '.join(names)}: no sample of this split of {data.path} matches")
-    return data.select(chosen)
+        subset, is_sorted = _sort_subset(sampling.subset, data)
+        chosen = subset if chosen is None else np.intersect1d(chosen, subset)
+    part = data
+    if chosen is not None:
+        if not len(chosen):
+            names = [name for name in ("classes", "subset") if getattr(sampling, name) is not None]
+            raise SettingError(f"{' and '.join(names)}: no sample of this split of {data.path} matches")
+        part = data.select(chosen)
+    if sampling.weights is None:
+        return part, None
+    if isinstance(sampling.weights, str):
+        return part, _balance(sampling.weights, part)
+    weights = _to_array("weights", sampling.weights, "'balanced' or a number for each sample")
+    if weights.dtype.kind not in "biuf" or weights.shape not in ((len(data),), (len(part),)):
+        lengths = " or ".join(f"[{count}]" for count in dict.fromkeys((len(data), len(part))))
+        raise SettingError(
+            f"weights must be 'balanced' or numbers {lengths}, one for each sample in stored order, as "
+            f"loader.dataset.targets are; got {weights.dtype} {list(weights.shape)}"
+        )
+    if chosen is not None and len(weights) == len(data):
+        weights = weights[chosen]
+    elif not is_sorted:
+        raise SettingError(
+            "weights of a subset are in stored order, and this subset is not",
+            remedy="sort the subset, and its weights with it; or give a weight for each sample of the split",
+        )
+    return part, _check_weights(weights)
 
 
 def _positions_with(column: Column, values: npt.ArrayLike) -> Positions:
@@ -67,70 +88,57 @@ def _check_has_classes(need: str, data: SplitData) -> None:
         )
 
 
-def _subset_positions(subset: npt.ArrayLike, data: SplitData) -> Positions:
-    """Return the positions of the samples that `subset` names, ascending."""
-    ids = _to_array("subset", subset, "a list or array of sample ids")
-    if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        if ids.size == 0:
-            raise SettingError("subset is empty", remedy="give the ids of samples, of batch.ids")
+def _sort_subset(subset: npt.ArrayLike, data: SplitData) -> tuple[Positions, bool]:
+    """Return the positions in `data` that `subset` lists, ascending, and whether they were so already."""
+    listed = _to_array("subset", subset, "a list or array of positions in loader.dataset")
+    if listed.size == 0:
+        raise SettingError("subset is empty", remedy="give positions in loader.dataset")
+    if listed.dtype.kind not in "iu" or listed.ndim != 1:
         raise SettingError(
-            f"subset must be integers, one after the other: ids of samples, of batch.ids; got {ids.dtype} "
-            f"{list(ids.shape)}"
+            f"subset must be integers, one after the other: positions in loader.dataset; got {listed.dtype} "
+            f"{list(listed.shape)}",
+            remedy="give np.flatnonzero(subset)" if listed.dtype.kind == "b" else "",
         )
-    positions = _positions_with(data.ids, ids)
-    missing = ids[~np.isin(ids, data.ids[positions])]
-    if len(missing):
-        shown = ", ".join(map(str, missing[:_MAX_SHOWN]))
-        if len(missing) > _MAX_SHOWN:
+    outside = listed[(listed < 0) | (listed >= len(data))]
+    if len(outside):
+        shown = ", ".join(map(str, outside[:_MAX_SHOWN]))
+        if len(outside) > _MAX_SHOWN:
             shown += ", ..."
         raise SettingError(
-            f"subset: {data.path} has {len(missing):,} of {len(ids):,} samples not in this split: {shown}"
+            f"subset: this split of {data.path} has positions 0 to {len(data) - 1}, got {shown}",
+            remedy="make positions of ids with np.flatnonzero(np.isin(loader.dataset.ids, ids))",
         )
-    unique_ids, counts = np.unique(ids, return_counts=True)
-    if len(unique_ids) < len(ids):
+    positions, counts = np.unique(listed.astype(np.int64), return_counts=True)
+    if len(positions) < len(listed):
         raise SettingError(
-            f"subset names sample {unique_ids[counts.argmax()]} {counts.max()} times",
+            f"subset names position {positions[counts.argmax()]} {counts.max()} times",
             remedy="name each once; weights serve some more often",
         )
-    return positions
+    return positions, bool((listed == positions).all())
 
 
-def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
-    """Return the weights of the samples of `data`, float64 [n]; None if each is served once.
+def _balance(name: str, data: SplitData) -> Weights:
+    """Return weights with which each class of `data` comes equally often; SettingError for another `name`."""
+    if name != "balanced":
+        raise SettingError(f"weights must be 'balanced' or a number for each sample, got {name!r}")
+    _check_has_classes("weights 'balanced' need", data)
+    labels = np.asarray(data.labels)
+    weights: Weights = 1 / np.bincount(labels)[labels]
+    return weights
 
-    Raises:
-        SettingError: they are no weights, or not one for each of these samples.
-    """
-    if sampling.weights is None:
-        return None
-    if isinstance(sampling.weights, str):
-        if sampling.weights != "balanced":
-            raise SettingError(
-                f"weights must be 'balanced' or a number for each sample, got {sampling.weights!r}"
-            )
-        _check_has_classes("weights 'balanced' need", data)
-        labels = np.asarray(data.labels)
-        balanced: Weights = 1 / np.bincount(labels)[labels]
-        return balanced
-    weights = _to_array("weights", sampling.weights, "'balanced' or a number for each sample")
-    whole_count, part_count = len(data.whole), len(data)
-    if weights.dtype.kind not in "iuf" or weights.shape not in ((whole_count,), (part_count,)):
-        lengths = " or ".join(f"[{count}]" for count in dict.fromkeys((whole_count, part_count)))
-        raise SettingError(
-            f"weights must be 'balanced' or numbers {lengths}, one for each sample in stored order, as "
-            f"loader.dataset.targets are; got {weights.dtype} {list(weights.shape)}"
-        )
-    if len(weights) == whole_count:
-        weights = weights[data.positions_in_whole(slice(None))]
-    weights = weights.astype(np.float64)
+
+def _check_weights(numbers: npt.NDArray[Any]) -> Weights:
+    """Return `numbers` as weights, scaled so that their sum neither overflows nor loses small ones."""
+    with np.errstate(over="ignore"):  # a number beyond float64 becomes infinite
+        weights = numbers.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
-        raise SettingError(f"weights must be at least 0 and finite, got {weights[wrong[0]]} at {wrong[0]}")
-    with np.errstate(over="ignore"):
-        total = weights.sum()
-    if not 0 < total < np.inf:
-        raise SettingError(f"weights: their sum is {total}", remedy="give some sample more than 0")
-    return weights
+        raise SettingError(f"weights must be at least 0 and finite, got {numbers[wrong[0]]} at {wrong[0]}")
+    largest = weights.max()
+    if largest == 0:
+        raise SettingError("weights: all are 0", remedy="give some sample more than 0")
+    scaled: Weights = np.ldexp(weights, -np.frexp(largest)[1])  # by a power of 2: no draw changes
+    return scaled
 
 
 def _to_array(name: str, values: Any, expected: str) -> npt.NDArray[Any]:

@@ -147,8 +147,10 @@ class Sampling:
 
     Attributes:
         classes: names of the classes to serve; labels stay those of the whole dataset.
-        subset: ids of the samples to serve, as in `batch.ids`.
-        weights: relative probability of each sample, in stored order like `loader.dataset.targets`; or
+        subset: positions of the samples to serve, in `loader.dataset` of a loader without `sampling`, as
+            torch's Subset takes them; their order does not matter. From ids:
+            `np.flatnonzero(np.isin(loader.dataset.ids, ids))`.
+        weights: relative probability of each sample, in the order of `loader.dataset.targets` and `.ids`; or
             `"balanced"`, every class equally likely. An epoch draws as many samples as it would have without
             weights, with replacement: a sample may come several times, even in one batch, and is augmented
             anew each time.

@@ -3,6 +3,7 @@
 from functools import partial
 from itertools import combinations
 
+import numpy as np
 import torch
 
 from precache.pictures.sizes import Size, sides
@@ -16,21 +17,27 @@ def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -
         expected: id and label of all samples.
         full: whether the shuffle is `full`, in which the subset keeps its order among all samples.
     """
+    with build() as whole:
+        ids, targets = whole.dataset.ids, whole.dataset.targets
+    assert sorted(zip(ids.tolist(), targets, strict=True)) == expected, "ids stand beside targets"
+    ids_alone = [sample_id for sample_id, _ in expected[1::3]]
+    subset = np.flatnonzero(np.isin(ids, ids_alone))[::-1]
     chosen = expected[1::3]
-    subset = [sample_id for sample_id, _ in reversed(chosen)]
     with build() as whole, build(subset=subset) as part:
         for _ in range(2):
-            among_all = [i for i in ids_of(whole) if i in set(subset)]
+            among_all = [i for i in ids_of(whole) if i in set(ids_alone)]
             served = pairs_of(part)
             assert sorted(served) == chosen
             assert not full or [i for i, _ in served] == among_all
         assert (part.samples, len(part.dataset)) == (len(chosen), len(chosen))
         assert part.classes == whole.classes
-        assert part.path_of(subset[0]) == whole.path_of(subset[0])
+        assert part.path_of(ids_alone[0]) == whole.path_of(ids_alone[0])
+        assert np.array_equal(part.dataset.ids, ids[subset[::-1]])
+        assert part.dataset.targets == [targets[position] for position in subset[::-1]]
         assert len(whole.dataset) == len(expected)
     with build(classes=[part.classes[2], part.classes[0]]) as loader:
         assert sorted(pairs_of(loader)) == [pair for pair in expected if pair[1] in (0, 2)]
-    check_ranks_share_each_epoch(partial(build, subset=subset), sorted(subset))
+    check_ranks_share_each_epoch(partial(build, subset=subset), ids_alone)
 
 
 def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:

@@ -200,7 +200,7 @@ def open_batches(
         seed=seed,
         augment="train",
         device=recipe.device,
-        sampling=loaders.Sampling(subset=pictures.tree.ids[pictures.train] if is_tree else None, last="drop"),
+        sampling=loaders.Sampling(subset=pictures.train if is_tree else None, last="drop"),
         reading=loaders.Reading(workers=recipe.workers),
     ) as served:
         yield lambda: served

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import random_split
 
 from loaders.dataset import open_split
 from loaders.order import draw_samples, shuffle_in_windows
+from precache import convert
 from precache.errors import SettingError
 from tests.building import build_loader
-from tests.conftest import IMAGES
+from tests.conftest import IMAGES, small_recipe
 from tests.damage import damage_tree
 
 RNG = np.random.default_rng((1, 62))
@@ -70,11 +72,62 @@ def test_balanced_weights_draw_each_class_equally_often(converted: dict[str, Pat
     data = open_split(converted["shards"], "train")
     labels = np.asarray(data.labels)
     few, many = np.flatnonzero(labels == 0)[:2], np.flatnonzero(labels == 1)
-    ids = data.ids[np.concatenate((few, many))]
-    with build_loader(converted["shards"], subset=ids, weights="balanced", workers=1) as loader:
-        assert loader.samples == len(ids)
+    subset = [*few, *many]
+    with build_loader(converted["shards"], subset=subset, weights="balanced", workers=1) as loader:
+        assert loader.samples == len(subset)
         served = np.concatenate([batch.labels.numpy() for _ in range(400) for batch in loader])
     assert abs(np.mean(served == 0) - 0.5) < 0.03, f"2 samples of class 0, {len(many)} of class 1"
+
+
+@pytest.mark.parametrize("kind", ["raw", "shards", "webdataset", "list"])
+def test_positions_choose_the_samples_that_targets_show(
+    kind: str, raw_tree: Path, converted: dict[str, Path], other: dict[str, Path]
+) -> None:
+    paths = {**converted, "raw": raw_tree, "list": [converted["shards"], other["shards"]]}
+    options: dict[str, Any] = {"path": paths[kind], "workers": 1, "size": 24}
+    with build_loader(**options) as whole:
+        targets, ids = np.array(whole.dataset.targets), whole.dataset.ids
+    chosen = np.flatnonzero(targets == 1)
+    drawn = random_split(range(len(ids)), [0.5, 0.5], torch.Generator().manual_seed(0))[0]  # type: ignore[arg-type]
+    subsets = [
+        (chosen, chosen), (chosen[::-1].tolist(), chosen), (set(chosen.tolist()), chosen),
+        (torch.from_numpy(chosen), chosen), (chosen.astype(np.uint64), chosen),
+        (np.flatnonzero(np.isin(ids, ids[chosen])), chosen), (drawn, [*drawn]), (drawn.indices, [*drawn]),
+    ]  # fmt: skip
+    for subset, positions in subsets:
+        with build_loader(**options, subset=subset) as loader:
+            assert sorted(i for batch in loader for i in batch.ids.tolist()) == sorted(ids[positions])
+    with build_loader(**options, subset=range(0, len(ids), 2), weights=targets == 1) as loader:
+        served = [i for batch in loader for i in batch.ids.tolist()]
+    assert {*served} <= {*ids[chosen[chosen % 2 == 0]].tolist()}, "weights stand in the order of targets"
+
+
+@pytest.mark.parametrize("scale", [2.0**1022, 2.0**1000, 2.0**-1000, 2.0**-1074], ids=str)
+def test_weights_of_any_scale_draw_the_same_samples(scale: float, converted: dict[str, Path]) -> None:
+    weights = np.arange(IMAGES) % 4.0
+    served = []
+    for given in (weights, weights * scale):
+        with build_loader(converted["shards"], weights=given, size=24) as loader:
+            served.append([i for batch in loader for i in batch.ids.tolist()])
+    assert served[0] == served[1]
+
+
+def test_spellings_of_a_split_have_the_same_state(raw_tree: Path, tmp_path: Path) -> None:
+    convert(raw_tree, tmp_path / "shards", small_recipe("shards", splits="train=0.5,val=0.3,test=0.2"))
+    shares = {"splits": "train=0.5,val=0.3,test=0.2"}
+    for path, settings in ((raw_tree, shares), (tmp_path / "shards", {}), ([tmp_path / "shards"] * 2, {})):
+        for name, spelling in (
+            ("val", "valid"),
+            ("val", "validation"),
+            ("train", "Training"),
+            ("test", "test_set"),
+        ):
+            options: dict[str, Any] = {"workers": 0, "size": 24, **settings}
+            with (
+                build_loader(path, split=name, **options) as loader,  # type: ignore[arg-type]
+                build_loader(path, split=spelling, **options) as again,  # type: ignore[arg-type]
+            ):
+                again.load_state_dict(loader.state_dict())
 
 
 def test_a_state_is_refused_with_other_sampling_settings(
@@ -115,15 +168,17 @@ def test_a_skipped_picture_is_left_out_of_every_view(workers: int, raw_tree: Pat
 
 BAD: list[dict[str, Any]] = [
     {"classes": ["anchor"]}, {"classes": []},
-    {"subset": []}, {"subset": [3, 5000, 6000]}, {"subset": [3, 4, 3]}, {"subset": [0.5]},
+    {"subset": []}, {"subset": [3, 5000, 6000]}, {"subset": [IMAGES]}, {"subset": [-1]},
+    {"subset": np.array([2**64 - 1], np.uint64)}, {"subset": [3, 4, 3]}, {"subset": [0.5]},
     {"subset": np.ones(IMAGES, bool)}, {"subset": [[1], [2, 3]]},
     {"weights": "even"}, {"weights": [1, 2]}, {"weights": [-1.0] * IMAGES}, {"weights": [np.nan] * IMAGES},
-    {"weights": [0] * IMAGES}, {"weights": [1e308] * IMAGES}, {"views": 0}, {"views": 2},
+    {"weights": [0] * IMAGES}, {"weights": [np.inf] + [1.0] * (IMAGES - 1)}, {"weights": [10**400] * IMAGES},
+    {"weights": np.full(IMAGES, np.longdouble("1e400"))}, {"weights": [1.0, 2.0], "subset": [5, 3]},
+    {"views": 0}, {"views": 2},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", BAD, ids=lambda settings: str(settings)[:40])
 def test_wrong_sampling_settings_are_refused(converted: dict[str, Path], settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(SettingError, match=rf"^{name}\b"):
+    with pytest.raises(SettingError, match=rf"^{next(iter(settings))}\b"):
         build_loader(converted["shards"], workers=1, **settings)

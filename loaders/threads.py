@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from precache.errors import WorkerError, open_files_error
+from precache.errors import WorkerError, open_files_error, thread_errors
 
 T = TypeVar("T")
 
@@ -70,10 +70,14 @@ class EndingThread(threading.Thread):
 
         atexit calls handlers in reverse order, and the thread may use Ray or torch's workers, which end by
         handlers of their own.
+
+        Raises:
+            WorkerError: the system starts no further thread; it may be started later.
         """
         atexit.unregister(_end_all)
         atexit.register(_end_all)
-        super().start()
+        with thread_errors():
+            super().start()
 
     def run(self) -> None:
         """Call `function(self, *arguments)`."""
@@ -133,7 +137,12 @@ class Pool:
             raise Ending("the threads have been ended")
         with suppress(IndexError):  # several threads may submit, each thread is popped by one of them
             while self._unstarted:
-                self._unstarted.popleft().start()
+                thread = self._unstarted.popleft()
+                try:
+                    thread.start()
+                except WorkerError:
+                    self._unstarted.appendleft(thread)
+                    raise
         future: Future[T] = Future()
         self._tasks.put((future, function, arguments))
         return future
@@ -199,8 +208,8 @@ class Prefetch(Iterator[T]):
         if self._ended:
             raise StopIteration
         if not self._started:
-            self._started = True
             self._thread.start()
+            self._started = True
         while True:
             try:
                 result = self._results.get(timeout=_LOOK_S)

@@ -172,6 +172,21 @@ def check_open_files(error: OSError, path: object = None) -> None:
         raise too_many from error
 
 
+@contextmanager
+def thread_errors() -> Iterator[None]:
+    """Raise WorkerError where the system starts no further thread within the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise WorkerError(
+            "no further thread can be started",
+            remedy="use fewer threads and workers, or raise the limit ('ulimit -u', and the pids limit of a "
+            "container)",
+        ) from error
+
+
 def os_reason(error: BaseException) -> str:
     """Return the system's words for an error, as 'No such file or directory'; else its own message."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -5,6 +5,7 @@ as trainings make them, are in `tests/loaders/test_state_machine.py`.
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -226,6 +227,34 @@ def check_threads_take_turns(build: Build) -> None:
         threading.Timer(0.02, loader.close).start()
         for ids in serve(loader, loader):
             assert isinstance(ids, SettingError) or sorted(ids) == expected
+
+
+def check_a_fork_shares_no_batch(build: Build) -> None:
+    """Check that a batch stays as it is whatever a forked process, or this one after the fork, writes."""
+    for dtype in ("uint8", "float32"):
+        with build(batch_size=8, dtype=dtype) as loader:
+            batches = list(loader)
+            parts = [
+                part.cpu().numpy()
+                for batch in batches
+                for part in (*batch.views, batch.labels, batch.ids, batch.padding)
+            ]
+            served = [part.copy() for part in parts]
+            gone_on, go_on = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.read(gone_on, 1)
+                is_same = all((part == copy).all() for part, copy in zip(parts, served, strict=True))
+                for part in parts:
+                    part[...] = 1
+                os._exit(not is_same)
+            for part in parts:
+                part[...] = 0
+            os.write(go_on, b"1")
+            os.close(go_on)
+            os.close(gone_on)
+            assert os.waitpid(child, 0)[1] == 0, "the child sees what is written here"
+            assert not any(part.any() for part in parts), "what the child writes shows here"
 
 
 def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:

@@ -75,11 +75,14 @@ class BufferPool:
 
 
 class SharedBuffers:
-    """Buffers for batches that worker processes fill; make it before the workers are forked.
+    """Buffers for batches that forked worker processes fill; make it before the workers are forked.
 
     Without them each batch costs the workers fresh memory, and this process the mapping of its pages. The
     memory is anonymous, because /dev/shm is small in containers, and taken when a buffer is first used. Where
     the machine does not have as much, there are no buffers.
+
+    Attributes:
+        memory: uint8 [buffers, samples, height, width, 3]; it changes in every process that is a fork.
     """
 
     def __init__(self, buffers: int, samples: int, size: Size) -> None:
@@ -89,24 +92,19 @@ class SharedBuffers:
         except (OSError, OverflowError):  # too large for this machine, though real batches may be smaller
             shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
-        self._filling: set[int] = set()
-        self._arrays: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}  # of each buffer that was served
+        self._filling: set[int | None] = set()
 
     def take(self) -> int | None:
         """Number of a free buffer, which is to be filled; None where all are in use."""
         for number in range(len(self.memory)):
-            is_served = number in self._arrays and self._arrays[number]() is not None
-            if number not in self._filling and not is_served:
+            if number not in self._filling:
                 self._filling.add(number)
                 return number
         return None
 
-    def serve(self, number: int, samples: int) -> torch.Tensor:
-        """Return the first `samples` of a filled buffer, which is free when the last tensor of it is gone."""
+    def free(self, number: int | None) -> None:
+        """Take back a buffer whose batch has been copied, or was never filled; None is no buffer."""
         self._filling.discard(number)
-        array = self.memory[number][:samples]
-        self._arrays[number] = weakref.ref(array)
-        return torch.from_numpy(array)
 
     def reclaim(self) -> None:
         """Take back the buffers that were to be filled; no worker may be filling one."""

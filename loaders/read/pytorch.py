@@ -2,7 +2,8 @@
 
 Pictures are decoded as the converter decodes them. The served part is cut out of the whole upright picture
 and resized once, antialiased, as by torchvision's transforms. Batches cross the process boundary as uint8, in
-shared memory.
+shared memory, and are copied out of it: what is served belongs to this process alone, so that no worker and
+no forked process writes into it, and no batch keeps a file open.
 """
 
 import atexit
@@ -11,7 +12,7 @@ import multiprocessing
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,20 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.read import decoding
-from loaders.read.filler import BatchFiller, SharedBuffers
+from loaders.read.filler import BatchFiller, BufferPool, SharedBuffers
 from loaders.settings import LoaderSpec
 from loaders.threads import dead_worker_error
-from precache.errors import OpenFilesError, SourceError, check_open_files
+from precache.errors import (
+    OpenFilesError,
+    SourceError,
+    WorkerError,
+    check_open_files,
+    os_reason,
+    thread_errors,
+)
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # wait for a thread or process that ends at once, or never
-_SERVED_BUFFERS = 8  # for batches that the caller and the loader hold; further ones are in fresh memory
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
@@ -46,13 +53,13 @@ class ProcessesReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        buffers = 0
-        if multiprocessing.get_start_method() == "fork":
-            buffers = spec.workers * _AHEAD_PER_WORKER + _SERVED_BUFFERS
-        self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
-        self._sampler = _Sampler(self._buffers)
+        samples = spec.batch_size * crops.views
+        # Workers fill the batches ahead while one is copied.
+        self._shared = SharedBuffers(spec.workers * _AHEAD_PER_WORKER + 1, samples, crops.size)
+        self._own = BufferPool(samples, crops.size, spec.device)
+        self._sampler = _Sampler(self._shared)
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops, spec.batch_size, self._buffers.memory),
+            _RawTree(data, crops, spec.batch_size, self._shared.memory),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # _RawTree takes the requests
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
@@ -65,10 +72,10 @@ class ProcessesReader:
         """Yield one decoded batch per request."""
         self._sampler.requests = requests
         try:
-            for buffer, batch in self._start():
-                if isinstance(batch, SourceError | OpenFilesError):
-                    raise batch
-                yield self._with_images(buffer, batch)
+            for answer in self._start():
+                if not isinstance(answer.batch, DecodedBatch):
+                    raise answer.batch
+                yield self._copy_images(answer, answer.batch)
         except (RuntimeError, EOFError, OSError) as error:
             if isinstance(error, OSError):
                 check_open_files(error, error.filename)
@@ -77,21 +84,37 @@ class ProcessesReader:
                 raise death from error
             raise
 
-    def _with_images(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
-        """Complete a worker's batch with its images, which lie in a buffer unless pictures were refused."""
-        if buffer is None:
-            return batch
-        images = self._buffers.serve(buffer, len(batch.images))
-        return batch if batch.refused else replace(batch, images=images)
+    def _copy_images(self, answer: "_Answer", batch: DecodedBatch) -> DecodedBatch:
+        """Return an answer's batch with its images in memory of this process."""
+        images = batch.images
+        if answer.is_in_buffer:
+            assert answer.buffer is not None
+            images = torch.from_numpy(self._shared.memory[answer.buffer][: len(images)])
+        copied = replace(batch, images=self._own.take(len(images)).copy_(images))
+        self._shared.free(answer.buffer)
+        return copied
 
     def _start(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader, and its workers before the first one."""
+        if self._loader._iterator is None:
+            # Asked for here, since a script may set it after `build`; and so that asking does not set it.
+            method = multiprocessing.get_start_method(allow_none=True)
+            method = method or multiprocessing.get_all_start_methods()[0]  # the first is the default
+            self._loader.multiprocessing_context = multiprocessing.get_context(method)
         was_enabled = gc.isenabled()
         gc.disable()  # inherited by the workers, each of which enables it in `_freeze_garbage`
         try:
-            iterator = iter(self._loader)
+            with thread_errors():
+                iterator = iter(self._loader)
             _iterators.add(iterator)
             return iterator
+        except OSError as error:
+            check_open_files(error, error.filename)
+            raise WorkerError(
+                f"no worker process can be started ({os_reason(error)})",
+                remedy="build the loader with fewer workers, or raise the limit ('ulimit -u', and the pids "
+                "limit of a container)",
+            ) from error
         finally:
             if was_enabled:
                 gc.enable()
@@ -179,31 +202,51 @@ class _Sampler:
             yield request, self._buffers.take()
 
 
-class _RawTree(Dataset[Any]):
-    """Decodes batches of a raw tree, in the worker process that calls it."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Answer of a worker to a request.
 
-    def __init__(self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8]) -> None:
+    Attributes:
+        buffer: number of the buffer that the request came with.
+        batch: the batch; or an error, since torch would add a traceback to the message of a raised one.
+        is_in_buffer: whether the images lie in the buffer; those of the batch have no bytes then.
+    """
+
+    buffer: int | None
+    batch: DecodedBatch | SourceError | OpenFilesError
+    is_in_buffer: bool = False
+
+
+class _RawTree(Dataset[Any]):
+    """Decodes batches of a raw tree, in the worker process that calls it.
+
+    Args:
+        memory: that of `SharedBuffers`; None in a process that does not share it.
+    """
+
+    def __init__(
+        self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8] | None = None
+    ) -> None:
         self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
 
-    def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> tuple[int | None, Any]:
-        """Decode the batch of a request, into a buffer if one is given.
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the memory: a worker that is not a fork would fill a copy of it.
+        return _RawTree, (self._data, self._crops, self._batch_size)
 
-        Returns:
-            The number of the buffer, and a DecodedBatch. Where there is a buffer and no picture was refused,
-            the batch's images are empty, and lie in the buffer. Instead of a batch a SourceError or
-            OpenFilesError: torch would add a traceback to the message of one that is raised here.
-        """
+    def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> _Answer:
+        """Decode the batch of a request, into a buffer if one is given and shared with this process."""
         request, buffer = request_and_buffer
-        memory = None if buffer is None else self._memory[buffer]
+        memory = None if buffer is None or self._memory is None else self._memory[buffer]
         filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
             pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
             batch = filler.fill(decoding.make_pictures(request, pictures))
         except (SourceError, OpenFilesError) as error:  # no fault of a picture, which could be left out
-            return buffer, error
+            return _Answer(buffer, error)
         if memory is None or batch.refused:
-            return buffer, batch
-        return buffer, replace(batch, images=torch.empty((len(batch.images), 0), dtype=torch.uint8))
+            return _Answer(buffer, batch)
+        batch = replace(batch, images=torch.empty((len(batch.images), 0), dtype=torch.uint8))
+        return _Answer(buffer, batch, is_in_buffer=True)
 
 
 def _identity(batch: Any) -> Any:

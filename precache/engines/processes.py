@@ -27,7 +27,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
 
-from precache.errors import SettingError, WorkerError, check_open_files, check_range, os_reason
+from precache.errors import (
+    SettingError,
+    WorkerError,
+    check_open_files,
+    check_range,
+    os_reason,
+    thread_errors,
+)
 from precache.reporting import Progress
 
 Task = TypeVar("Task")
@@ -457,9 +464,13 @@ def _serve(
     parent: Any = multiprocessing.parent_process()
     if not isinstance(work, bytes):
         _drop_inherited({connection.fileno(), parent.sentinel})
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     try:
+        with thread_errors():
+            threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
         function, finish = pickle.loads(work) if isinstance(work, bytes) else work
+    except WorkerError as error:
+        connection.send(_Answer(error=error))
+        return
     except Exception as error:  # unpickling runs other people's code
         connection.send(_Answer(error=unpicklable_error(error, "worker processes", _REMEDY)))
         return

@@ -17,7 +17,14 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files, os_reason
+from precache.errors import (
+    ImageError,
+    OpenFilesError,
+    SourceError,
+    check_open_files,
+    os_reason,
+    thread_errors,
+)
 from precache.storage import (
     open_descriptor,
     read_at_most,
@@ -107,6 +114,7 @@ def status_of(path: str) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
+@thread_errors()
 def sizes_and_times(paths: Sequence[str]) -> tuple[Ints, Ints]:
     """Sizes in bytes, and times of the last write in ns, of the files at `paths`: int64 [n] each.
 

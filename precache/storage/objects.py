@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from precache.errors import MissingDependencyError, SettingError, StorageError
+from precache.errors import MissingDependencyError, SettingError, StorageError, thread_errors
 from precache.packages import install_command
 from precache.storage import crc32c_file, open_single
 from precache.storage.retries import (
@@ -126,6 +126,7 @@ class ObjectStore:
 
         return self._request(name, request, check)
 
+    @thread_errors()
     def download(self, name: str, descriptor: int, file_bytes: int, check: Check = no_check) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time."""
         is_over = threading.Event()

@@ -16,6 +16,7 @@ from types import TracebackType
 import google_crc32c
 import numpy as np
 
+from precache.errors import thread_errors
 from precache.storage import fsync_folder, open_new, temporary_path
 
 _BUFFER_BYTES = 4 << 20
@@ -109,6 +110,7 @@ class OutputFile:
             os.close(self._descriptor)
         self._descriptor = -1
 
+    @thread_errors()
     def _submit_buffer(self) -> None:
         """Submit the filled buffer to the thread that writes, and go on with the other buffer."""
         self._wait()

@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from precache.errors import SettingError, StorageError
+from precache.errors import SettingError, StorageError, thread_errors
 from precache.storage.urls import Url
 
 Item = TypeVar("Item")
@@ -186,7 +186,8 @@ def _request_interruptibly(request: Callable[[], T], check: Check) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="precache-request", daemon=True).start()
+    with thread_errors():
+        threading.Thread(target=run, name="precache-request", daemon=True).start()
     try:
         while not future.done():
             check()
@@ -201,6 +202,7 @@ class _UnneededError(Exception):
     """Ctrl-C has interrupted `call_for_each`, which no longer needs the result."""
 
 
+@thread_errors()
 def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], threads: int) -> list[T]:
     """Call `function` for each item, several at a time, and return the results in the order of the items.
 

@@ -38,7 +38,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from precache.errors import SettingError, StorageError, check_range, os_errors_as
+from precache.errors import SettingError, StorageError, check_range, os_errors_as, thread_errors
 from precache.storage import atomic_write, open_regular, open_single
 from precache.storage.locks import has_name, lock, unlock
 from precache.storage.objects import ObjectStore
@@ -244,6 +244,7 @@ class CachedFiles:
             temporary.unlink(missing_ok=True)
             raise
 
+    @thread_errors()
     def _download_part(
         self,
         file: WrittenFile,

@@ -127,6 +127,7 @@ def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
         contract.check_floats_are_normalised,
         contract.check_torchs_defaults_change_nothing,
         contract.check_threads_take_turns,
+        contract.check_a_fork_shares_no_batch,
         sampling_contract.check_views,
     ],
 )

@@ -1,11 +1,14 @@
 """Failures reach the caller, with the file's name."""
 
+import errno
+import gc
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,7 +27,9 @@ from precache.dataset.index import INDEX_NAME
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from tests.building import build_loader
 from tests.command import ROOT
+from tests.conftest import IMAGES
 from tests.damage import edit_samples
+from tests.limits import no_more_threads
 from tests.loader_contract import ids_of
 from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
@@ -83,6 +88,37 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
         worker.kill()
         with pytest.raises(WorkerError, check=lambda error: "workers" in error.remedy):
             list(iterator)
+
+
+@pytest.mark.parametrize("limit", ["threads", "processes"])
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
+def test_no_further_thread_or_process_is_an_error_that_loses_no_sample(
+    backend: str,
+    kind: str,
+    limit: str,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test runs as root perhaps, for whom there is no limit of processes: it is simulated."""
+    path = {"raw": raw_tree, **converted}[kind]
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with build_loader(path, backend=backend, size=16, workers=1) as loader:
+        with no_more_threads() if limit == "threads" else monkeypatch.context() as patch:
+            if patch is not None:
+                patch.setattr(os, "fork", refuse)
+            starts_none = limit == "processes" and backend != "pytorch"
+            may_raise = nullcontext() if starts_none else pytest.raises(WorkerError)
+            with may_raise as caught:
+                list(loader)
+            if caught is not None:
+                assert "ulimit -u" in caught.value.remedy
+        loader.set_epoch(0)
+        assert sorted(ids_of(loader)) == [*range(IMAGES)]
+    gc.collect()  # here and not in another test: torch's half-made iterator raises when it is collected
 
 
 PACKAGE = str(Path(loaders.__file__).parent)

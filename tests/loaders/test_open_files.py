@@ -84,6 +84,19 @@ def test_open_files_stay_few_in_a_list_and_an_image_dataset(scattered: dict[str,
         assert sum(1 for _ in DataLoader(dataset, batch_size=None, num_workers=2)) == IMAGES
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
+def test_batches_that_are_kept_open_no_files(
+    backend: str, kind: str, dtype: str, scattered: dict[str, Path]
+) -> None:
+    """There are more batches than files may be open."""
+    settings = {"backend": backend, "size": 16, "batch_size": 1, "dtype": dtype, "workers": 2}
+    with free_files(55), build_loader(scattered[kind], **settings) as loader:
+        batches = list(loader)
+        assert sorted(ids_of(batches)) == ALL_IDS
+        assert sorted(ids_of([*loader, *batches])) == sorted(2 * ALL_IDS)
+
+
 @pytest.mark.parametrize(
     ("kind", "shuffle"),
     [("shards", "full"), ("shards", "window"), ("shards", False), ("webdataset", "window")],

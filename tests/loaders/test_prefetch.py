@@ -12,6 +12,8 @@ from operator import length_hint
 import pytest
 
 from loaders.threads import Pool, Prefetch
+from precache.errors import WorkerError
+from tests.limits import no_more_threads
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> None:
@@ -54,6 +56,14 @@ def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
         signal.signal(signal.SIGINT, before)
         may_go_on.set()
     wait_until(lambda: threading.active_count() == threads)
+
+
+def test_a_pool_that_starts_no_thread_raises_and_starts_them_later() -> None:
+    with closing(Pool(2, "helper")) as pool:
+        for _ in range(2):
+            with no_more_threads(), pytest.raises(WorkerError, check=lambda error: "ulimit" in error.remedy):
+                pool.submit(abs, -1)
+        assert pool.map(abs, [-1, -2]) == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["own", "helper"])

@@ -1,21 +1,25 @@
 """Programs that end without closing their loaders, fork, are killed or interrupted."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
-from tests.loader_contract import ids_of
+from tests.loader_contract import check_a_fork_shares_no_batch, ids_of
 from tests.loaders.cases import MAIN_CASES
 
 # It imports once and forks for each run, which then ends like a program of its own. The augmentation keeps a
@@ -195,6 +199,35 @@ def test_workers_end_with_a_program_that_is_stopped(
     assert process.returncode == -sent, errors
     assert sent == signal.SIGKILL or errors.count("Traceback") == 1, errors
     assert psutil.wait_procs(children, timeout=15)[1] == []
+
+
+@pytest.fixture
+def _restored_start_method() -> Iterator[None]:
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("_restored_start_method")
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("fork", "spawn"), ("fork", "forkserver"), ("spawn", "fork"), (None, "spawn"), (None, None)],
+)
+def test_the_start_method_is_the_programs(first: str | None, then: str | None, raw_tree: Path) -> None:
+    """It is asked for when the workers start, is not set by this, and changes no picture."""
+    multiprocessing.set_start_method(first, force=True)
+    settings = {"size": 32, "batch_size": 35, "shuffle": False}
+    with build_loader(raw_tree, workers=0, **settings) as loader:
+        expected = torch.cat([batch.images for batch in loader])
+    with build_loader(raw_tree, workers=1, **settings) as loader:
+        assert multiprocessing.get_start_method(allow_none=True) == first
+        if then is not None:
+            multiprocessing.set_start_method(then, force=first is not None)
+        assert torch.equal(torch.cat([batch.images for batch in loader]), expected)
+        if then is not None or multiprocessing.get_all_start_methods()[0] == "fork":
+            assert multiprocessing.get_start_method(allow_none=True) == then
+    if then == "spawn":
+        check_a_fork_shares_no_batch(partial(build_loader, raw_tree, workers=1, size=32))
 
 
 @pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[:2])

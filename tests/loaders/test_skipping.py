@@ -144,6 +144,10 @@ def test_image_dataset_names_the_command_that_lists_bad_pictures(
 
 
 @pytest.mark.parametrize("build", TREE_AND_SHARDS, indirect=True)
+def test_batches_without_their_bad_pictures_are_not_shared(build: contract.Build) -> None:
+    contract.check_a_fork_shares_no_batch(build)
+
+
 def test_states_and_ranks_work_with_skipped_pictures(build: contract.Build, good: list[int]) -> None:
     contract.check_resume(build)
     contract.check_ranks_share_what_can_be_decoded(build, good)

@@ -15,7 +15,7 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.read.filler import BatchFiller, BufferPool, Pictures, SharedBuffers
+from loaders.read.filler import BatchFiller, BufferPool, Pictures
 from precache.errors import DatasetError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
@@ -24,19 +24,11 @@ CPU = torch.device("cpu")
 Take = Callable[[], torch.Tensor]
 
 
-@pytest.fixture(params=["threads", "processes"])
-def take(request: pytest.FixtureRequest) -> Take:
-    """Function that takes a buffer [2, 4, 4, 3] filled by threads, or one of two filled by processes."""
-    if request.param == "threads":
-        pool = BufferPool(2, 4, CPU)
-        return lambda: pool.take(2)
-    buffers = SharedBuffers(2, 2, 4)
-
-    def serve() -> torch.Tensor:
-        number = buffers.take()
-        return torch.zeros(2, 4, 4, 3, dtype=torch.uint8) if number is None else buffers.serve(number, 2)
-
-    return serve
+@pytest.fixture
+def take() -> Take:
+    """Function that takes a buffer [2, 4, 4, 3]."""
+    pool = BufferPool(2, 4, CPU)
+    return lambda: pool.take(2)
 
 
 def addresses(take: Take) -> set[int]:

@@ -17,6 +17,7 @@ from precache.example_data.sample_tree import make_sample
 from precache.storage.locks import hold_lock
 from tests.command import ROOT
 from tests.conftest import small_recipe
+from tests.limits import no_more_threads
 from tests.precache import tasks
 from tests.precache.engines.conftest import wait_until
 from tests.precache.tasks import UNITS, Deadly
@@ -46,6 +47,19 @@ def test_a_task_whose_workers_keep_dying_is_an_error_that_names_it(tmp_path: Pat
     for function in (tasks.die_over_other_units, tasks.die_over_a_fatal_unit):
         with pytest.raises(WorkerError, match=r"^7: .* 3 times"):
             run(function, Deadly("7", tries=tmp_path / "tries"))
+
+
+def test_a_worker_that_may_start_no_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
+    with no_more_threads(), pytest.raises(WorkerError, check=lambda error: "ulimit -u" in error.remedy):
+        run(tasks.do, Deadly("7"))
+
+
+def test_convert_goes_on_after_no_thread_could_be_started(raw_tree: Path, tmp_path: Path) -> None:
+    recipe = small_recipe("shards", size=16)
+    with no_more_threads(), pytest.raises(WorkerError, check=lambda error: "ulimit -u" in error.remedy):
+        convert(raw_tree, tmp_path / "dst", recipe, workers=0)
+    convert(raw_tree, tmp_path / "dst", recipe, workers=0)
 
 
 def test_a_worker_that_dies_while_it_answers_is_replaced(tmp_path: Path) -> None:

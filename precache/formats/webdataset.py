@@ -13,6 +13,7 @@ https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 """
 
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,7 +131,9 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _description(sample: Sample) -> bytes:
     """Encode the content of a sample's `.json`."""
     width, height = sample.original_size
-    known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
+    # in UTF-8, whatever encoding the program has for the names of files
+    path = os.fsencode(sample.path).decode(errors="surrogateescape")
+    known: dict[str, Any] = {"height": height, "path": path, "width": width}
     if sample.target is not None:
         known["target"] = sample.target
     if sample.fields:

@@ -11,7 +11,8 @@ import mmap
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+
+from precache.pictures.own_pillow import Image
 
 _LOGGER = logging.getLogger(__name__)
 

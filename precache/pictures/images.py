@@ -15,13 +15,15 @@ from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags
+from PIL import Image as PillowImage
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import jpeg, pillow
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import no_decoder_reason, pillow_is_simd
 from precache.pictures.large_pictures import LargePictureLock, lacks_memory
+from precache.pictures.own_pillow import Image, ImageOps
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides
@@ -112,14 +114,16 @@ class Decoded:
         return _wrap(self.content) if isinstance(self.content, np.ndarray) else self.content
 
 
-def render(data: bytes | Image.Image, path: str, rendering: Rendering) -> tuple[Pixels, tuple[int, int]]:
+def render(
+    data: bytes | PillowImage.Image, path: str, rendering: Rendering
+) -> tuple[Pixels, tuple[int, int]]:
     """Decode and resize a picture: pixels, and size of the upright picture; see `render_or_copy`."""
     pixels, original_size, _ = render_or_copy(data, path, rendering)
     return pixels, original_size
 
 
 def render_or_copy(
-    data: bytes | Image.Image, path: str, rendering: Rendering
+    data: bytes | PillowImage.Image, path: str, rendering: Rendering
 ) -> tuple[Pixels, tuple[int, int], bool]:
     """Decode and resize a picture, and find out whether its bytes may be stored as they are.
 
@@ -158,9 +162,9 @@ def read_bytes(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
     return read_picture(path, max_pixels)
 
 
-def decode(data: bytes, path: str) -> Image.Image:
+def decode(data: bytes, path: str) -> PillowImage.Image:
     """Decode a picture in full size to a Pillow image of mode RGB, on white; see `decode_for`."""
-    return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
+    return PillowImage.fromarray(decode_pixels(data, path))
 
 
 def decode_pixels(data: bytes, path: str) -> Pixels:
@@ -195,7 +199,7 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
 
 
 def decode_for(
-    data: bytes | Image.Image,
+    data: bytes | PillowImage.Image,
     path: str,
     rendering: Rendering,
     lock: LargePictureLock | None = None,
@@ -220,7 +224,7 @@ def decode_for(
     with _decoder_errors(path, rendering.max_pixels):
         if not data:
             raise ValueError(_EMPTY)
-        if isinstance(data, Image.Image):
+        if not isinstance(data, bytes):
             check_pixels(*data.size, rendering.max_pixels)
             upright = pillow.upright(data, rendering.background, path)
             return Decoded(upright, *upright.size)

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
 from precache.errors import ImageError
-from precache.pictures.pillow import quiet_pillow
+from precache.pictures.own_pillow import Image
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """Pixels of a picture, uint8 [height, width, channels], 0-255: grey or RGB."""
@@ -121,8 +121,7 @@ def orientation(data: bytes) -> int:
     ]  # decoders look no further, and searching all of the data would take long
     if not any(mark in head for mark in _ORIENTATION_MARKS):
         return 1
-    # without Pillow's warning about a damaged orientation, which would be repeated whenever it is served
-    with quiet_pillow(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
         has_tag = any(ExifTags.Base.Orientation.to_bytes(2, order) in exif for order in ("big", "little"))
         value: int = image.getexif().get(ExifTags.Base.Orientation, 0 if has_tag else 1)

@@ -21,9 +21,12 @@ from contextlib import suppress
 
 import PIL
 import simplejpeg
-from PIL import Image, features
+from PIL import Image as PillowImage
+from PIL import features
 
 from precache.packages import installed_version, pillow_install_command
+from precache.pictures import own_pillow
+from precache.pictures.own_pillow import Image
 
 _PLUGINS = {  # kind -> Pillow's module that reads it
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
@@ -244,14 +247,14 @@ def kind_without_decoder(reason: str) -> str | None:
     return match[1] if match else None
 
 
-# Imported now, not with the first picture that needs one: a failing import is no damage of that picture.
-for _plugin in dict.fromkeys(_PLUGINS.values()):
-    with suppress(ImportError):  # Pillow before 11.3 has no AVIF
-        importlib.import_module(f"PIL.{_plugin}ImagePlugin")
+# Loaded now, not with the first picture that needs one: a failing import is no damage of that picture.
+own_pillow.load(f"{plugin}ImagePlugin" for plugin in dict.fromkeys(_PLUGINS.values()))
 if undecodable_kind(AVIF_START) is not None:
     with suppress(ImportError):
         importlib.import_module("pillow_avif")
+        Image.OPEN["AVIF"] = PillowImage.OPEN["AVIF"]
         loaded_packages.append("pillow-avif-plugin")
 with suppress(ImportError):
-    importlib.import_module("pillow_heif").register_heif_opener()
+    _heif = importlib.import_module("pillow_heif")
+    Image.OPEN["HEIF"] = _heif.HeifImageFile, _heif.is_supported
     loaded_packages.append("pillow-heif")

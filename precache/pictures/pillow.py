@@ -6,17 +6,16 @@ another program, and only if their header says that the picture is not too large
 
 import io
 import struct
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags
 
 from precache.pictures import depth, kinds
 from precache.pictures.large_pictures import LargePictureLock
+from precache.pictures.own_pillow import Image, ImageOps, UnidentifiedImageError, adopt
 
-_ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # pixels that are blended at a time
 _TIFF_SIZE, _TIFF_TILE = (256, 257), (322, 323)  # ImageWidth, ImageLength; TileWidth, TileLength
 _FEW_BITS_OF_GREY = (b"\2\0", b"\4\0")  # bit depth and colour type of a PNG (11.2.1)
@@ -57,7 +56,7 @@ def open_picture(
         check_pixels(*size, max_pixels)
         if lock is not None:
             lock.acquire_if_large(size[0] * size[1])
-    with quiet_pillow(max_pixels), _open(data, path) as image:
+    with _open(data, path) as image:
         for size in _sizes_when_opened(image):
             check_pixels(*size, max_pixels)
             if lock is not None:
@@ -81,9 +80,6 @@ def _open(data: bytes, path: str) -> Image.Image:
     formats = kinds.decoder_kinds(data, path)
     try:
         return Image.open(io.BytesIO(data), formats=formats)
-    except Image.DecompressionBombError:  # without the size: open it again, so that `check_pixels` names it
-        with quiet_pillow(_ANY_SIZE):
-            return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.undecodable_kind(data):
             raise ValueError(kinds.no_decoder_reason(kind)) from None
@@ -92,9 +88,7 @@ def _open(data: bytes, path: str) -> Image.Image:
         raise ValueError("not a known image format") from None
 
 
-def upright(
-    image: Image.Image, background: tuple[int, int, int], path: str, data: bytes = b""
-) -> Image.Image:
+def upright(image: Any, background: tuple[int, int, int], path: str, data: bytes = b"") -> Image.Image:
     """Decode an open picture and turn it upright, as `decode` does.
 
     Args:
@@ -103,7 +97,10 @@ def upright(
         path: path of the picture, for a warning.
         data: bytes that it was opened from; empty if unknown.
     """
-    image.load()
+    if isinstance(image, Image.Image):
+        image.load()
+    else:  # of Pillow itself, or of a plugin
+        image = adopt(image)
     turned = image
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         turned = ImageOps.exif_transpose(image)
@@ -115,56 +112,26 @@ def upright(
 
 
 def _without_transparency(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    """Convert to L or RGB on `background`, a few rows at a time to save memory."""
+    """Convert to L or RGB on `background`, a few rows at a time to save memory.
+
+    A picture that is transparent everywhere was written by a program that fills in no opacity, as screenshots
+    are: its colours are those of the picture.
+    """
     if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
         mode = "L" if image.mode in ("1", "L") else "RGB"
         return image if image.mode == mode else image.convert(mode)
     width, height = image.size
+    is_visible = False
     rows = max(1, _BAND_PIXELS // width)
     result = Image.new("RGB", image.size)
     below = Image.new("RGBA", (width, min(rows, height)), (*background, 255))
     for top in range(0, height, rows):
         box = (0, top, width, min(top + rows, height))
         rgba = image.crop(box).convert("RGBA")
+        is_visible = is_visible or rgba.getchannel("A").getextrema() != (0, 0)
         backdrop = below if rgba.height == below.height else below.crop((0, 0, width, rgba.height))
         result.paste(Image.alpha_composite(backdrop, rgba).convert("RGB"), box)
-    return result
-
-
-class _QuietPillow:
-    """Context manager that silences Pillow's warnings, and raises its limit of pixels to ours.
-
-    Both are settings of the whole process: the first thread that enters changes them, and the last one that
-    leaves restores them. A picture that another thread opens meanwhile is checked by the higher limit.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    @contextmanager
-    def __call__(self, max_pixels: int) -> Iterator[None]:
-        with self._lock:
-            if self._inside == 0:
-                self._warnings = warnings.catch_warnings()
-                self._warnings.__enter__()
-                warnings.simplefilter("ignore")
-                self._limit = Image.MAX_IMAGE_PIXELS
-            self._inside += 1
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and max_pixels > 2 * limit:  # Pillow refuses more than twice its limit
-                Image.MAX_IMAGE_PIXELS = max_pixels
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if self._inside == 0:
-                    self._warnings.__exit__(None, None, None)
-                    Image.MAX_IMAGE_PIXELS = self._limit
-
-
-quiet_pillow = _QuietPillow()
+    return result if is_visible else image.convert("RGB")
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:

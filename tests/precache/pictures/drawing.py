@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from precache.pictures import images
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size
 from tests.command import ROOT
+
+with suppress(ImportError):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()  # it encodes, too
 
 
 def noise(*shape: int, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:

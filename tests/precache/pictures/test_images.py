@@ -1,6 +1,7 @@
 """Pixels are those of the reference: decoded by Pillow, resized and cropped by Pillow or torchvision."""
 
 import io
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,36 @@ def test_transparent_grey_of_a_png_is_transparent_at_any_depth(bits: int) -> Non
     assert grey[0, :, 0].tolist() == [255] * 4 + [0] * 4
 
 
-def test_transparent_picture_becomes_the_background() -> None:
-    clear = encode_image(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
-    pixels, _ = images.render(clear, "x", Rendering(size=8, background=(1, 2, 3)))
-    assert (pixels == (1, 2, 3)).all()
+def bmp_without_opacity() -> bytes:
+    """Make a BMP of 32 bits as screenshots are: its header (V4) has an opacity, and all of it is 0."""
+    rgba = Image.fromarray(noise(8, 8, 4))
+    rgba.putalpha(0)
+    masks = struct.pack("<4I", 0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 108, 8, -8, 1, 32, 3, 256, 0, 0, 0, 0) + masks + b"BGRs" + bytes(48)
+    return b"BM" + struct.pack("<IHHI", 378, 0, 0, 122) + header + rgba.tobytes()
+
+
+def clear(kind: str, mode: str = "RGBA") -> bytes:
+    """Make a picture of noise, all of which is transparent."""
+    picture = Image.fromarray(noise(16, 16, 3)).convert(mode)
+    picture.putalpha(0)
+    return encode_image(picture, kind)
+
+
+CLEAR = {
+    "BMP": bmp_without_opacity(),
+    **{kind: clear(kind) for kind in ("TGA", "PNG", "ICO", "TIFF", "DDS")},
+    "grey": clear("PNG", "LA"),
+    "palette": encode_image(Image.fromarray(noise(8, 8)).convert("P"), transparency=bytes(256)),
+}
+
+
+@pytest.mark.parametrize("name", CLEAR)
+def test_picture_transparent_everywhere_shows_its_colours(name: str) -> None:
+    path = f"x.{name.lower()}"
+    expected = Image.open(io.BytesIO(CLEAR[name])).convert("RGB")
+    assert np.array_equal(np.asarray(images.decode(CLEAR[name], path)), np.asarray(expected))
+    assert np.asarray(expected).std() > 10
 
 
 JPEG = encode_image(noise(64, 64, 3), "JPEG", comment=b"\xff\xd9")

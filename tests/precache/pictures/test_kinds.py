@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, convert
+from precache.pictures import own_pillow
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run, run_here
 from tests.precache.pictures.drawing import encode_image, load
@@ -68,7 +69,7 @@ def test_text_that_begins_like_a_picture_is_none(text: str, folder: Path) -> Non
 def test_picture_whose_plugin_is_missing_is_rejected_and_keeps_its_id(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    monkeypatch.delitem(own_pillow.Image.OPEN, "HEIF", raising=False)
     for name in ("a.heic", "nameless"):
         (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))
     recipe = Recipe(format="shards", size=8)
@@ -80,7 +81,7 @@ def test_picture_whose_plugin_is_missing_is_rejected_and_keeps_its_id(
 def test_convert_reports_a_missing_decoder_before_damaged_pictures(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    monkeypatch.delitem(own_pillow.Image.OPEN, "HEIF", raising=False)
     (folder / "a.jpg").write_bytes(b"\xff\xd8\xff damaged")
     for name in ("b.heic", "c.HEIC"):
         (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))

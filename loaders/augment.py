@@ -49,6 +49,7 @@ _DRAWS = _BOX_DRAWS + 1 + 4
 _MAX_VIEWS = 1 << 16
 _MAX_SURPLUS = 4  # resized pixels per pixel kept; above that Pillow, which resizes the part alone, is faster
 _COLOR = 3  # channels; for pictures of one, torch's kernel is not the fastest
+_TRANSFORM_PACKAGES = ("albumentations", "kornia", "torchvision")
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 
 
@@ -214,9 +215,12 @@ def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floa
 
 
 def resized_side(size: Size, crop_ratio: float) -> Size:
-    """Return the size that a picture is resized to cover before `size` is cut out of its middle."""
-    height, width = sides(size)
-    return as_size(round(height / crop_ratio), round(width / crop_ratio))
+    """Return the size that a picture is resized to cover before `size` is cut out of its middle.
+
+    It is rounded down, as timm does with its crop_pct.
+    """
+    # a ratio such as 224 / 235 is itself rounded: without the small number it could give 234
+    return as_size(*(math.floor(side / crop_ratio + 1e-9) for side in sides(size)))
 
 
 def _columns(stored: Size | Integers) -> tuple[Integers, Integers]:
@@ -440,16 +444,41 @@ class CheckedFunction:
 
     Attributes:
         takes_labels: whether the function takes and returns labels.
+
+    Raises:
+        SettingError: the function does not take a batch, as a transform of one picture.
     """
 
     def __init__(self, function: BatchFunction, size: Size | None) -> None:
         self._function, self._size = function, size
         self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._keywords: set[str] = set()
         try:
-            self._keywords = {"labels", "view"}.intersection(inspect.signature(function).parameters)
+            signature = inspect.signature(getattr(function, "forward", function))
         except ValueError:  # a function written in C has no signature
-            self._keywords = set()
+            pass
+        else:
+            self._keywords = {"labels", "view"}.intersection(signature.parameters)
+            self._check_signature(signature)
         self.takes_labels = "labels" in self._keywords
+
+    def _check_signature(self, signature: inspect.Signature) -> None:
+        """Raise SettingError if the function cannot take a batch, as a transform of one picture."""
+        try:
+            signature.bind("images", "ids", "epoch", **dict.fromkeys(self._keywords))
+            # torchvision's v2 and others take whatever there is, and would take ids for a picture, too
+            module = getattr(self._function, "__module__", None) or ""
+            if module.partition(".")[0] not in _TRANSFORM_PACKAGES:
+                return
+        except TypeError:
+            pass
+        raise SettingError(
+            f"augment takes a function (images, ids, epoch) of a whole batch, uint8 [n, height, width, "
+            f"channels], that returns as many; {self._name} takes {signature}",
+            remedy="give a transform of one picture to loaders.ImageDataset(path, transform=...), and one of "
+            "a batch [n, channels, height, width] as augment=lambda images, ids, epoch: "
+            "transform(images.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)",
+        )
 
     def apply(
         self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, view: int

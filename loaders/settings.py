@@ -118,9 +118,9 @@ class Serving:
     Attributes:
         crop_ratio: `size` divided by what the shorter side is resized to before the middle is cut out,
             without augmentation or for an `augment` function. 0.875 is torchvision's `Resize(256)` and
-            `CenterCrop(224)`, whatever size is stored; timm calls it crop_pct. If `size` is not given and
-            squares of fewer than 256 pixels are stored, a larger share is served, up to all, instead of
-            enlarging them.
+            `CenterCrop(224)`, whatever size is stored; timm calls it crop_pct, and rounds the larger
+            side down, too. If `size` is not given and squares of fewer than 256 pixels are stored, a larger
+            share is served, up to all, instead of enlarging them.
         views: how many times `augment` draws each picture, for self-supervised training. `batch.views` is a
             tuple of so many batches of images; the first is `batch.images`, the same as with 1 view. Each
             picture is decoded once.
@@ -377,6 +377,10 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
         )
 
 
+_TRANSFORM_HINT = (
+    "give augment: 'train', 'eval' or a function (images, ids, epoch) over a batch; "
+    "loaders.ImageDataset(path, transform=...) takes a transform of one picture"
+)
 BUILD_HINTS = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
     "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
@@ -399,8 +403,8 @@ BUILD_HINTS = {
     "target_transform": "leave it out, and map the labels of a batch in the training loop",
     "timeout": "leave it out, a worker that dies raises at once",
     "train": "give split='train' or the name of another split",
-    "transform": "give augment: 'train', 'eval' or a function over a batch",
-    "transforms": "give augment: 'train', 'eval' or a function over a batch",
+    "transform": _TRANSFORM_HINT,
+    "transforms": _TRANSFORM_HINT,
     "worker_init_fn": "leave it out; what is random depends on seed, epoch and sample alone",
 }
 """Setting of torch's DataLoader, its samplers or torchvision's datasets -> what to give `build` instead."""

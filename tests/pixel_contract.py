@@ -6,6 +6,7 @@ validation picture is `Resize` and `CenterCrop`. Pictures that are stored smalle
 further away: each case has its own lowest and mean PSNR.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ Build = Callable[..., loaders.Loader]
 
 def check_validation(build: Build, tree: Path, size: int, worst: float, mean: float) -> None:
     """Check pictures without augmentation against `Resize(size * 8 / 7)` and `CenterCrop(size)`."""
-    recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
+    recipe = v2.Compose([v2.Resize(math.floor(size / 0.875)), v2.CenterCrop(size)])
     psnrs = {}
     for original, _, served in _originals(build, tree, size=size, crop_ratio=0.875):
         psnrs[original.filename] = min(99.0, psnr(served, np.asarray(recipe(original))))

@@ -22,6 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
 from bench.report.gain import TODAY_BACKEND
+from loaders.augment import resized_side
 from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
@@ -298,7 +299,7 @@ def resize_transforms(augment: str, size: int) -> list[Any]:
             transforms.RandomHorizontalFlip(_FLIP_PROBABILITY),
         ]
     return [
-        transforms.Resize(round(size / CROP_RATIO), interpolation=bilinear, antialias=True),
+        transforms.Resize(resized_side(size, CROP_RATIO), interpolation=bilinear, antialias=True),
         transforms.CenterCrop(size),
     ]
 

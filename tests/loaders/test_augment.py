@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import RandomResizedCrop
+from torchvision import transforms
+from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.functional import (
     adjust_brightness,
     adjust_contrast,
@@ -165,6 +166,41 @@ def test_an_augment_function_with_a_wrong_result_is_refused(converted: dict[str,
     for function, fault in wrong:
         with pytest.raises(SettingError, match=f"augment function .*{fault}"):
             pictures(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()]), v2.RandAugment(),
+        v2.Compose([v2.RandomResizedCrop(32)]), torch.nn.Identity(), torch.nn.Sequential(v2.ColorJitter(0.1)),
+        transforms.ToTensor, v2.RandAugment, v2.functional.resize,
+        partial(v2.functional.gaussian_blur, kernel_size=3),
+        lambda images: images, lambda images, labels: (images, labels),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_transform_of_one_picture_is_refused_at_once(function: Any, converted: dict[str, Path]) -> None:
+    with pytest.raises(SettingError, match=r"function \(images, ids, epoch\).* takes \(") as caught:
+        build_loader(converted["shards"], augment=function)
+    assert "ImageDataset(path, transform=" in str(caught.value.remedy)
+
+
+class _Doubled(torch.nn.Module):
+    def forward(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        return images * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_Doubled(), lambda *batch: batch[0] * 2, lambda x, *others, **more: x * 2, lambda x, ids, e, k=2: x * k],
+    ids=["module", "any arguments", "more arguments", "a default"],
+)
+def test_a_function_that_takes_a_batch_in_any_way_is_called(
+    function: Any, converted: dict[str, Path]
+) -> None:
+    plain = pictures(converted["shards"], augment=None, size=STORED_SIZE)
+    doubled = pictures(converted["shards"], augment=function, size=STORED_SIZE)
+    assert all(torch.equal(doubled[i], picture * 2) for i, picture in plain.items())
 
 
 def test_an_augment_function_must_keep_the_size_of_its_first_batch(converted: dict[str, Path]) -> None:

@@ -1,5 +1,7 @@
 """Backends serve the pixels of torchvision's recipe, to within what the stored pictures allow."""
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -11,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from loaders import augment
-from loaders.augment import RandomAugmentation, augment_batch, centre_boxes, crop_and_resize
+from loaders.augment import RandomAugmentation, augment_batch, centre_boxes, crop_and_resize, resized_side
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -143,12 +145,25 @@ def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) 
     assert np.array_equal(crops.numpy(), expected)
 
 
+def test_the_resized_side_is_timms_and_that_of_any_pair_of_sides() -> None:
+    """timm resizes to floor(size / crop_pct); the sizes are those of its models."""
+    for size, crop_pct in itertools.product(
+        (224, 240, 256, 260, 288, 299, 300, 320, 336, 380, 384, 448, 456, 512, 518, 600),
+        (0.85, 0.875, 0.88, 0.89, 0.9, 0.904, 0.934, 0.94, 0.942, 0.949, 0.95, 0.96, 0.965, 0.98, 1.0),
+    ):
+        assert resized_side(size, crop_pct) == math.floor(size / crop_pct)
+        assert resized_side((size, 96), crop_pct) == (math.floor(size / crop_pct), math.floor(96 / crop_pct))
+    for size in range(1, 400):  # what `Resize(resized)` and `CenterCrop(size)` name
+        for resized in range(size, 2 * size):
+            assert resized_side(size, size / resized) == resized
+
+
 @pytest.mark.parametrize("size", [32, 64, 224])
 def test_centre_boxes_equal_torchvisions_for_any_shape(size: int) -> None:
     """Boxes are those that `Resize` and `CenterCrop` show, for pictures from 1 pixel to ratios of 1:100."""
     rng = np.random.default_rng(0)
     shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))
-    recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
+    recipe = v2.Compose([v2.Resize(math.floor(size / 0.875)), v2.CenterCrop(size)])
     for (height, width), box in zip(shapes.tolist(), centre_boxes(shapes, size, 0.875), strict=True):
         if max(height, width) * size / min(height, width) > 20_000:
             continue  # torchvision would make a picture of millions of pixels

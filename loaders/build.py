@@ -179,6 +179,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         splits = class_depth = None  # the folder has them
     tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
     data, weights = choose_samples(sampling, _open_splits(spec, path, tree_options))
+    data.warn_if_rounded()
     data = fetch_in_parts(data, None if weights is None else weights > 0)
     open_pipeline = partial(_open_pipeline, data, augment, Lane(spec.device))
     pipeline = open_pipeline(spec)

@@ -60,6 +60,7 @@ RAW = "raw"
 DEFAULT_SIZE = 224
 """Side in pixels of the served pictures, unless another size is given or less is stored."""
 T = TypeVar("T")
+_MAX_ROUNDING = 0.5  # a whole number becomes another one
 _MAX_PART_SHARE = 1 / 4  # a shard at a URL is fetched in part if at most this share of its samples is needed
 _LOGGER = logging.getLogger(__name__)
 
@@ -416,6 +417,24 @@ class SplitData:
             f"convert with --size {size_text(needed)}, or build with a smaller size",
             stacklevel=2,
         )
+
+    def warn_if_rounded(self) -> None:
+        """Warn if numbers to predict are too large for the float32 in which batches have them."""
+        targets = self.index.targets
+        if targets is None or self.classes:
+            return
+        values = targets.values
+        with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite
+            rounded = values.astype(np.float32)
+            wrong = np.flatnonzero(np.abs(values - rounded) >= _MAX_ROUNDING)
+        if len(wrong):
+            example = f"{values.flat[wrong[0]]:,.12g} becomes {rounded.flat[wrong[0]]:,.12g}"
+            warnings.warn(
+                f"{self.path}: labels are served as float32, which rounds {len(wrong):,} of these numbers: "
+                f"{example}; subtract a constant from them, or scale them, and convert again "
+                f"(loader.dataset.targets has them as they are)",
+                stacklevel=4,
+            )
 
     def window_shards(self, memory_bytes: int | None) -> int:
         """Return the number of shards in a window, two of which (served and next) fit into `memory_bytes`.

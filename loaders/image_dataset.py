@@ -200,6 +200,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         else:
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
+            if decode == "tensor":
+                data.warn_if_rounded()
 
     def _open(self, root: str | os.PathLike[str] | Url, tree_options: dict[str, Any]) -> SplitData:
         """Open the split; the last part of `root` may name it, `data/shards/val`, as in the tree."""

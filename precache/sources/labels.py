@@ -391,6 +391,15 @@ def _encode_numbers(values: Sequence[Any]) -> _EncodedLabels:
     if len(infinite_rows):
         row = int(infinite_rows[0])
         raise ValueOfRowError(row, f"{short_repr(values[row])} is not finite; correct it or remove the row")
+    with np.errstate(invalid="ignore"):  # 2**63, to which the largest are rounded, is no int64
+        is_rounded = numbers.astype(column.dtype) != column.values
+    rounded_rows = np.flatnonzero(is_rounded.reshape(len(numbers), -1).any(1))
+    if len(rounded_rows):
+        row = int(rounded_rows[0])
+        raise ValueOfRowError(
+            row,
+            f"{short_repr(values[row])} is larger than float64 holds exactly; subtract a constant from all",
+        )
     return _EncodedLabels((), None, Column(numbers))
 
 

@@ -1,16 +1,21 @@
 """Targets and fields of every kind, served by every backend over every format."""
 
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import loaders
+from loaders import ImageDataset
 from precache import Recipe, convert, open_dataset
+from precache.errors import SourceError
 from tests.building import build_loader
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
@@ -114,3 +119,45 @@ def test_writing_to_a_batch_changes_no_other_batch(folder: MakeFolder) -> None:
         for part in (first.fields["place"], first.fields["tokens"][3], first.labels):
             part.zero_()
         check_served(loader, "number")
+
+
+LARGE: dict[str, list[Any]] = {
+    "counts": [16_777_217, 5, 7], "seconds": [1_700_000_001, 1_700_000_002, 0],
+    "negative": [-16_777_219, 0, 1], "fractions": [1_700_000_000.5, 0.5, 0.25],
+    "beyond float32": [1e300, 1.0, 2.0], "vectors": [[1, 2**25 + 1]] * 3,
+}  # fmt: skip
+SMALL: dict[str, list[Any]] = {
+    "even": [16_777_218, 2**40, 0], "small": [0.1, 1e-300, 16_777_215], "vectors": [[0.1, 1e6 + 0.1]] * 3,
+}  # fmt: skip
+
+
+def convert_numbers(values: list[Any], folder: Path) -> Path:
+    pictures = [np.full((SIZE, SIZE, 3), number, np.uint8) for number in range(len(values))]
+    source = [(Image.fromarray(picture), value) for picture, value in zip(pictures, values, strict=True)]
+    convert(source, folder, Recipe(format="shards", size=SIZE), workers=0, target="number")
+    return folder
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_numbers_that_float32_rounds_are_named(name: str, tmp_path: Path) -> None:
+    path = convert_numbers(LARGE[name], tmp_path / "numbers")
+    with pytest.warns(UserWarning, match=f"^{path}: labels are served as float32, which rounds"):
+        loader = loaders.build(path, shuffle=False)
+    assert sorted(loader.dataset.targets) == sorted(LARGE[name])
+    with pytest.warns(UserWarning, match="float32"):
+        ImageDataset(path, decode="tensor")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers_that_float32_holds_are_served(name: str, tmp_path: Path) -> None:
+    path = convert_numbers(SMALL[name], tmp_path / "numbers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaders.build(path)
+        ImageDataset(path, decode="tensor")
+
+
+@pytest.mark.parametrize("values", [[2**53 + 1, 0], [-(2**60) - 1, 0], [[1, 2**62 + 1], [0, 0]]], ids=str)
+def test_numbers_that_float64_rounds_are_refused(values: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="larger than float64 holds exactly"):
+        convert_numbers(values, tmp_path / "numbers")

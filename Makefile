@@ -17,13 +17,13 @@ define PILLOW_SIMD
 	line=$$($(BIN)/python -c "from precache.packages import pillow_install_command; print(pillow_install_command('$$1'))") \
 		&& sh -c "$$line" >$(VENV)/$$1.log 2>&1; \
 }; \
-before=$$($(BIN)/python -c '$(KINDS_LOST)' 2>/dev/null); \
 if test "$(SIMD)" = no; then put pillow && echo "Pillow is installed, as SIMD=no asks for."; \
 elif put pillow-simd && $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
 then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
-	after=$$($(BIN)/python -c '$(KINDS_LOST)'); \
-	test "$$before" = "$$after" || echo "Programs run with $(VENV)/bin/python can no longer open $$after: Pillow-SIMD was compiled" \
-		"without their headers. Install those, and run 'make -B $(VENV)/.installed', or 'make -B SIMD=no $(VENV)/.installed'."; \
+	lost=$$($(BIN)/python -c '$(KINDS_LOST)'); \
+	test -z "$$lost" || echo "It was compiled without the headers for $$lost: programs run with $(BIN)/python cannot open these." \
+		"On Debian and Ubuntu, 'sudo apt-get install $$($(BIN)/python -c '$(HEADERS)' "$$lost") && make -B $(VENV)/.installed'" \
+		"repairs that (AVIF needs libavif 1.0 or newer); 'make -B SIMD=no $(VENV)/.installed' installs Pillow instead."; \
 	$(BIN)/python -m precache --version; \
 else put pillow \
 	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \
@@ -31,6 +31,9 @@ else put pillow \
 fi
 endef
 KINDS_LOST := from precache.pictures import kinds; print(", ".join(kinds.kinds_not_built_in()))
+HEADERS := import sys; PACKAGES = {"AVIF": "libavif-dev", "JPEG2000": "libopenjp2-7-dev", \
+	"compressed TIFF": "libtiff-dev", "WEBP": "libwebp-dev"}; \
+	print(*[package for kind, package in PACKAGES.items() if kind in sys.argv[1]])
 IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
 	from precache.pictures import kinds; assert kinds.pillow_is_simd(), kinds.decoder_versions()
 

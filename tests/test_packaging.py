@@ -52,6 +52,41 @@ def test_wheel_holds_the_packages_and_what_users_copy_but_no_tests(wheel: Path, 
     assert "bench = bench.cli:entry_point" in text
 
 
+PYTHON_OF_MAKE = """#!/bin/sh
+case "$*" in
+*pillow_install_command*) echo true ;;  # instead of compiling
+*kinds_not_built_in*) echo "$LOST" ;;
+*PACKAGES*) exec {python} "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("lost", "packages"),
+    [
+        ("", ""),
+        ("WEBP", "libwebp-dev"),
+        ("compressed TIFF, WEBP", "libtiff-dev libwebp-dev"),
+        ("AVIF, JPEG2000, compressed TIFF, WEBP", "libavif-dev libopenjp2-7-dev libtiff-dev libwebp-dev"),
+    ],
+)
+def test_make_names_the_commands_that_repair_pillow_simd(lost: str, packages: str, tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(PYTHON_OF_MAKE.format(python=sys.executable))
+    python.chmod(0o755)
+    target = f"{tmp_path}/.installed"
+    command = ["make", "--silent", "-B", "PYTHON=true", f"VENV={tmp_path}", target]
+    environment = {**os.environ, "LOST": lost}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()[2:]
+    assert len(lines) == bool(lost)
+    if lost:
+        assert f"without the headers for {lost}:" in lines[0]
+        assert f"'sudo apt-get install {packages} && make -B {target}'" in lines[0]
+        assert f"'make -B SIMD=no {target}'" in lines[0]
+
+
 @pytest.mark.network
 @pytest.mark.timeout(600)
 def test_core_alone_installs_without_torch_and_converts(wheel: Path, raw_tree: Path, tmp_path: Path) -> None:

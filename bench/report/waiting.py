@@ -20,6 +20,9 @@ busy. With some number of workers and of CPUs, the period from one batch to the 
 At best, no CPU ever idles; at worst, no batch is loaded on those CPUs while they step. The predicted range
 holds both, and the worst is never taken to be less than the best. Where a step was not timed alone, or other
 processes use the CPUs, the range is over two values of `step`, or of the CPUs.
+
+The parts of a sample, timed alone, are compared with `load`. Where they explain less than half of it, no part
+is what the training waits for, but CPUs that somebody else uses, or something that nobody has timed.
 """
 
 import math
@@ -45,8 +48,13 @@ STAGES = {
     "copy": "copying batches between processes",
     "start": "the first batch of each epoch",
     "workers": "workers that start anew each epoch",
+    "others": "CPUs that other processes use",
+    "threads": "CPUs that other threads of the script use",
+    "unseen": "something that its samples do not show when they are timed alone",
 }
-"""Description of each stage that a training can wait for, by its name; all but the last two are parts."""
+"""Description of each stage that a training can wait for, by its name; the first six are parts."""
+UNEXPLAINED = ("others", "threads", "unseen")
+"""Stages of a wait that is much longer than the parts of its samples."""
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""
 MAX_WORKERS_PER_CPU = 8
@@ -55,6 +63,8 @@ _WARM_UP = 3  # first batches of a process are not counted: it allocates, tunes 
 _MIN_TRAINED_SHARE = 0.02  # of batches, with a step after them: gradients may be accumulated over 50
 _MAX_SECTIONS = 5  # sections of the watched time, over which ranges are taken
 _MIN_SECTION_BATCHES = 4
+_MIN_EXPLAINED_SHARE = 0.5  # of a wait, by its parts, below which none of them is called its cause
+_MIN_BUSY_SHARE = 0.05  # of a wait, in unexplained CPU seconds, above which threads are busy
 _MIN_HELD_STEPS = 2  # steps timed alone, below which they are not used
 _MODEL_ERROR = 0.1  # share by which every prediction may be off: steps change when data comes otherwise
 _WORKER_MARGIN = 1.25  # advised workers should load this many times faster than the training steps
@@ -536,13 +546,31 @@ def can_change(stream: Stream) -> bool:
     return is_waiting(stream) and not stream.ahead and stream.batches >= FEWEST
 
 
-def longest_stage(stream: Stream) -> str:
-    """Name the stage of STAGES that a stream waits for most; empty where that is not known."""
+def longest_stage(stream: Stream, streams: Sequence[Stream], machine: Machine) -> str:
+    """Name the stage of STAGES that a stream waits for most; empty where that is not known.
+
+    Args:
+        stream: stream that waits.
+        streams: all streams, because ranks share the CPUs.
+        machine: CPUs of the machine.
+    """
     if stream.start_wait_share > stream.wait_share.median / 2:
         if stream.workers > 0 and not stream.info.get("persistent"):
             return "workers"
         return "start"
-    return max(stream.parts, key=lambda part: stream.parts[part], default="")
+    if not stream.parts:
+        return ""
+    model = _Model(stream, machine, count_ranks(stream, streams))
+    if model.explained_share >= _MIN_EXPLAINED_SHARE:
+        return max(stream.parts, key=lambda part: stream.parts[part])
+    if model.has_busy_threads:
+        return "threads"
+    return "others" if is_disturbed(machine.other_cpu_share) else "unseen"
+
+
+def explained_share(stream: Stream, streams: Sequence[Stream], machine: Machine) -> float:
+    """Share of the wait within epochs that the parts of the samples explain; see `longest_stage`."""
+    return _Model(stream, machine, count_ranks(stream, streams)).explained_share
 
 
 def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) -> list[Change]:
@@ -559,7 +587,9 @@ def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) ->
     if not can_change(stream) or stream.info["kind"] != "DataLoader":
         return []
     candidates = [_suggest_persistent_workers(stream), _suggest_pinning(stream)]
-    if stream.loads_too_slowly:
+    stage = longest_stage(stream, streams, machine)
+    # where somebody else uses the CPUs, more workers have nothing to run on
+    if stream.loads_too_slowly and stage not in ("others", "threads"):
         model = _Model(stream, machine, count_ranks(stream, streams))
         candidates += [_suggest_more_workers(stream, model), _suggest_simd(stream, model)]
     today = stream.images_per_s
@@ -571,7 +601,7 @@ def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) ->
         and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
     # workers that start anew come first where they cost more time than anything else
-    first_name = "persistent_workers" if longest_stage(stream) == "workers" else ""
+    first_name = "persistent_workers" if stage == "workers" else ""
     return sorted(gaining, key=lambda change: (change.name != first_name, -change.images_per_s.median))
 
 
@@ -587,6 +617,9 @@ class _Model:
         cpus: CPUs that one rank may use.
         step_s: seconds of a step.
         load_s: seconds that one process takes to load a batch.
+        explained_share: share of `load_s` that the parts of its samples explain, if they share the CPUs with
+            the steps alone.
+        has_busy_threads: whether the script uses much more CPU time than its steps and these parts need.
     """
 
     def __init__(self, stream: Stream, machine: Machine, ranks: int) -> None:
@@ -604,18 +637,31 @@ class _Model:
         steady_s = stream.period_s - stream.start_wait_s
         if workers == 0:
             self.load_s = max(0.0, stream.wait_s - stream.start_wait_s)
-            self._load_cpu_s = min(self.load_s, max(0.0, stream.process_cpu_s - stream.step_cpu_s))
-            return
-        self.load_s = steady_s * workers  # workers that are waited for never idle
-        used_s = min(workers, self.cpus) * steady_s  # CPU time, at most
-        if machine.script_cpu_share is not None:
-            used_s = machine.script_cpu_share * self.cpus * stream.period_s - stream.process_cpu_s
+            used_s = stream.process_cpu_s - stream.step_cpu_s
+        else:
+            self.load_s = steady_s * workers  # workers that are waited for never idle
+            used_s = min(workers, self.cpus) * steady_s  # CPU time, at most
+            if machine.script_cpu_share is not None:
+                used_s = machine.script_cpu_share * self.cpus * stream.period_s - stream.process_cpu_s
         self._load_cpu_s = min(self.load_s, max(0.0, used_s))
+        samples = stream.images / stream.loaders
+        parts_s = sum(stream.parts.values()) * samples
+        parts_cpu_s = parts_s - stream.parts.get("read", 0.0) * samples
+        expected_s = parts_s
+        if workers:
+            expected_s = max(parts_s, (stream.step_cpu_s + parts_cpu_s) / self.cpus * workers)
+        self.explained_share = min(1.0, expected_s / max(self.load_s, 1e-9))
+        # a little more is usual where files come from a slow disk
+        unexplained_cpu_s = used_s * _MIN_EXPLAINED_SHARE - parts_cpu_s
+        self.has_busy_threads = unexplained_cpu_s > _MIN_BUSY_SHARE * self.load_s
+        self._computing_share = parts_cpu_s / parts_s if parts_s else 1.0
 
     @property
     def max_workers(self) -> int:
         """Largest number of workers for which there is CPU time."""
         cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / MAX_WORKERS_PER_CPU)
+        if self._other_cpu_share:  # a worker that waits for a CPU only seems to need little of it
+            cpu_share = max(cpu_share, self._computing_share)
         return int(self.cpus / cpu_share)
 
     def predict_workers(self, workers: int) -> Estimate:

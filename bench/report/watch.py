@@ -18,6 +18,7 @@ from bench.report.waiting import (
     READING,
     STAGES,
     TRAINING,
+    UNEXPLAINED,
     VALIDATION,
     Change,
     Machine,
@@ -34,6 +35,15 @@ _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s")
 _SERIES = ("waits_s", "steps_s", "starts")
 _TRIAL_NAMES = {"wait_share": "share", "all_wait_share": "all_share", "start_wait_share": "start_share"}
 """Names in a result's file of those fields of `Stream` that are not named as in `Stream`."""
+_CAUSES = {
+    "others": "The script needs CPUs of its own, or a time without the other work.",
+    "threads": "Most likely threads of OpenMP keep CPUs busy while they wait for each other: try "
+    "OMP_WAIT_POLICY=passive in the environment, or fewer threads, by OMP_NUM_THREADS=1 there, "
+    "torch.set_num_threads(1) or cv2.setNumThreads(1).",
+    "unseen": "Likely causes are samples that take much longer than others, files that come from the disk or "
+    "the network for the first time, locks, and a sampler or a collate function that waits.",
+}
+"""What may be behind each of UNEXPLAINED, in a sentence."""
 _SUBJECTS = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
 
 
@@ -137,7 +147,7 @@ def make_result(
         first = streams[0]
         changes = [change for change in waiting.find_changes(first, streams, cpus) if advise(first, change)]
         answer.append(tuple(describe_waiting(first, streams, cpus, gpu_price)))
-        if not changes and (reason := _explain_no_change(first, cpus)):
+        if not changes and (reason := _explain_no_change(first, streams, cpus)):
             answer.append((reason,))
         rows.append(_make_row(first))
         rows += [_make_change_row(first, change) for change in changes]
@@ -155,7 +165,7 @@ def make_result(
         bars="images_per_s",
         conditions=tuple(_conditions(machine, settings, streams)),
         next_step=settings["build"],
-        summary={"streams": [_summarise(stream) for stream in streams]},
+        summary={"streams": [_summarise(stream, streams, cpus) for stream in streams]},
     )
 
 
@@ -199,11 +209,14 @@ def describe_waiting(
         return [*sentences, "Change nothing: another loader would not make it faster."]
     if stream.loaders > 1:
         sentences.append(f"It waits most for the loader of {stream.info['where']}.")
-    longest = waiting.longest_stage(stream)
+    longest = waiting.longest_stage(stream, streams, machine)
     if not longest:
         why = f" ({stream.note})" if stream.note else ""
         return [*sentences, f"What it waits for could not be told: its samples were not timed{why}."]
     sentences.append(f"It waits for {STAGES[longest]}.")
+    if longest in UNEXPLAINED:
+        explained = percent(waiting.explained_share(stream, streams, machine))
+        sentences.append(f"Loading its samples explains {explained} of the wait. {_CAUSES[longest]}")
     if longest in ("workers", "start"):
         sentences.append(
             f"The first batch of an epoch takes {duration(stream.start_s)}, "
@@ -238,9 +251,9 @@ def _without_waiting(stream: Stream, machine: Machine) -> str:
     return f"{text}, and {number(alone)} if no worker took CPU time from its steps"
 
 
-def _explain_no_change(stream: Stream, machine: Machine) -> str:
-    """Explain why no change is advised to a training that waits; empty where no change was looked for."""
-    if not waiting.can_change(stream):
+def _explain_no_change(stream: Stream, streams: Sequence[Stream], machine: Machine) -> str:
+    """Explain why no change is advised to a training that waits; empty where none was looked for."""
+    if not waiting.can_change(stream) or waiting.longest_stage(stream, streams, machine) == "threads":
         return ""
     if disturbance(machine.other_cpu_share):
         return "No change is advised: what each would bring is not known beside so much other work."
@@ -291,7 +304,7 @@ def _conditions(
     return sentences
 
 
-def _summarise(stream: Stream) -> dict[str, Any]:
+def _summarise(stream: Stream, streams: Sequence[Stream], machine: Machine) -> dict[str, Any]:
     """Summary of a stream for programs that read the file."""
     return {
         "role": stream.role,
@@ -300,7 +313,7 @@ def _summarise(stream: Stream) -> dict[str, Any]:
         "dataset": stream.info["dataset"],
         "images_per_s": stream.images_per_s,
         "wait_share": stream.wait_share.median,
-        "stage": waiting.longest_stage(stream) if waiting.is_waiting(stream) else "",
+        "stage": waiting.longest_stage(stream, streams, machine) if waiting.is_waiting(stream) else "",
     }
 
 

@@ -5,7 +5,9 @@ alone.
 """
 
 import os
+import re
 from dataclasses import dataclass
+from enum import Enum
 from types import FrameType
 
 FOLDER = os.getcwd()
@@ -16,9 +18,11 @@ _LOADERS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "loaders") + os
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
 """Packages that are libraries even where they are run from a checkout, and not installed."""
-_SPLITS = ("train", "training", "val", "valid", "validation", "test", "eval", "evaluation")
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "eval", "evaluation"}
 _SWITCHES = {*_SPLITS, "augment", "shuffle"}
 """Words in names of parameters that are True for one split and False for another."""
+_CHOSEN = ("torch.utils.data.", "torchvision.transforms.")
+"""Modules of the datasets and transforms that a function may be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,17 @@ def relative_path(path: str) -> str:
 
 
 def _find_choice(frame: FrameType) -> str:
-    """Find an argument that says a split, is True for one alone, or is a dataset."""
+    """Find an argument that says a split, is True for one alone, or is a dataset or a transform."""
     code = frame.f_code
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         value = frame.f_locals.get(name)
         if isinstance(value, bool):
             is_choice = bool(_SWITCHES & set(name.lower().split("_")))
-        elif isinstance(value, str):
-            is_choice = value.lower() in _SPLITS
+        elif isinstance(value, (str, os.PathLike, Enum)):
+            value = str(value)
+            is_choice = not _SPLITS.isdisjoint(re.split(r"[\W_]", os.path.basename(value).lower()))
         else:
-            is_choice = any(base.__module__.startswith("torch.utils.data.") for base in type(value).__mro__)
+            is_choice = any(base.__module__.startswith(_CHOSEN) for base in type(value).__mro__)
         if is_choice:
             text = repr(value) if isinstance(value, (bool, str)) else "..."
             return f"{code.co_name}({name}={text})"

@@ -224,6 +224,8 @@ def test_watch_names_the_slowest_rank_of_torchrun(scripts: Path, bench: Bench) -
     watched = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
     assert watched.returncode == 0
     assert "Training waits in rank 1, the slowest of 2," in watched.stdout
+    # `collate` sleeps, which is no part of a sample
+    assert "Loading its samples explains" in " ".join(watched.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,9 @@ def test_wait_on_a_device_is_its_idle_time() -> None:
 
 
 def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
+    """Make a stream that waits for decoding, if nothing is changed."""
     (stream,) = find_streams([training([(0.3, 0.1)] * 40, workers=workers).events])
-    return replace(stream, **changes)
+    return replace(stream, **{"parts": {"decode": 0.4 * max(1, workers) / IMAGES}, **changes})
 
 
 def find_change(name: str, stream: Stream, machine: Machine) -> Change:
@@ -220,13 +221,59 @@ def find_change(name: str, stream: Stream, machine: Machine) -> Change:
     return changes[name]
 
 
+def stage_of(stream: Stream, machine: Machine = QUIET) -> str:
+    return longest_stage(stream, [stream], machine)
+
+
 def test_longest_stage_is_the_longest_part() -> None:
-    assert longest_stage(waiting_stream()) == "decode"
-    assert longest_stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+    assert stage_of(waiting_stream()) == "decode"
+    assert stage_of(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
 
 
 def test_longest_stage_is_unknown_where_samples_were_not_timed() -> None:
-    assert longest_stage(waiting_stream(parts={})) == ""
+    assert stage_of(waiting_stream(parts={})) == ""
+
+
+FAST = {"decode": 0.01 / IMAGES}  # seconds of a sample: 0.01 of the 0.3 or more that a batch is waited for
+BUSY = replace(QUIET, other_cpu_share=0.8)
+SPINNING = {"process_cpu_s": 0.7, "step_cpu_s": 0.1}  # 0.6 CPU seconds for a batch
+SLEEPING = {"process_cpu_s": 0.11, "step_cpu_s": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("workers", "changes", "machine", "stage"),
+    [
+        # threads of OpenMP in the training's own process, or in workers
+        (0, {"parts": FAST, **SPINNING}, BUSY, "threads"),
+        (0, {"parts": FAST, **SPINNING}, QUIET, "threads"),
+        (2, {"parts": FAST, **SLEEPING}, Machine(2, 0.9, 0.0), "threads"),
+        # other programs
+        (0, {"parts": FAST, **SLEEPING}, BUSY, "others"),
+        (1, {"parts": FAST, **SLEEPING}, replace(BUSY, script_cpu_share=0.04), "others"),
+        (16, {"parts": FAST, **SLEEPING}, replace(BUSY, script_cpu_share=0.04), "others"),
+        # a sampler that sleeps, a disk that is slow at first
+        (0, {"parts": FAST, **SLEEPING}, QUIET, "unseen"),
+        (2, {"parts": {"read": 0.01 / IMAGES}, **SLEEPING}, replace(QUIET, script_cpu_share=0.04), "unseen"),
+        # what the parts explain
+        (0, {"parts": {"decode": 0.2 / IMAGES}, **SLEEPING}, BUSY, "decode"),
+        (16, {"parts": {"decode": 0.7 / IMAGES}, **SLEEPING}, Machine(2, 1.0, 0.0), "decode"),
+        (2, {"parts": {"read": 0.5 / IMAGES}, **SLEEPING}, QUIET, "read"),
+    ],
+)
+def test_part_is_the_stage_only_where_parts_explain_the_wait(
+    workers: int, changes: dict[str, Any], machine: Machine, stage: str
+) -> None:
+    assert stage_of(waiting_stream(workers, **changes), machine) == stage
+
+
+@ANY_TIME
+@given(st.integers(0, 8), st.integers(1, 4), st.floats(0.15, 1.0), st.floats(0.0, 0.3), st.floats(1e-5, 0.02))
+def test_beside_other_work_no_more_workers_than_cpus_compute(
+    workers: int, cpus: int, other_cpu_share: float, script_cpu_share: float, sample_s: float
+) -> None:
+    stream = waiting_stream(workers, parts={"python": sample_s}, **SLEEPING)
+    for change in find_changes(stream, [stream], Machine(cpus, script_cpu_share, other_cpu_share)):
+        assert change.arguments.get("num_workers", 0) <= cpus
 
 
 @pytest.mark.parametrize(
@@ -238,14 +285,14 @@ def test_longest_stage_is_the_start_that_takes_half_of_the_wait(
     stream = waiting_stream(workers)
     stream = replace(stream, info={**stream.info, "persistent": persistent})
     half = stream.wait_share.median / 2
-    assert longest_stage(replace(stream, start_wait_share=1.01 * half)) == stage
-    assert longest_stage(replace(stream, start_wait_share=0.99 * half)) == "decode"
+    assert stage_of(replace(stream, start_wait_share=1.01 * half)) == stage
+    assert stage_of(replace(stream, start_wait_share=0.99 * half)) == "decode"
 
 
 def test_only_persistent_workers_save_the_starts_of_epochs() -> None:
     script = training([(0.0, 0.1)] * 20, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
     (restarting,) = find_streams([script.events])
-    assert longest_stage(restarting) == "workers"
+    assert stage_of(restarting) == "workers"
     changes = find_changes(restarting, [restarting], QUIET)
     assert [change.arguments for change in changes] == [{"persistent_workers": True}]
 

@@ -67,6 +67,19 @@ def test_answer_says_what_follows_from_the_run(times: Any, settings: dict[str, A
     assert expected in text_of(result_of([training(times).events], **settings))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.001, "explains 11% of the wait. Most likely threads"),
+        (0.009, "It waits for decoding. Loading a sample"),
+    ],
+)
+def test_parts_are_the_cause_only_of_a_wait_that_they_explain(seconds: float, expected: str) -> None:
+    script = training(WAITING)
+    script.events[-1] = {**script.events[-1], "parts": {"decode": seconds}}
+    assert expected in text_of(result_of([script.events]))
+
+
 def test_nothing_is_concluded_from_a_crash() -> None:
     result = result_of([training(WAITING).events], exit_code=1, ended=False)
     assert len(result.answer) == 1

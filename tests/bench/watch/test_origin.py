@@ -2,6 +2,7 @@
 
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import ToTensor
 
 from bench.watch import hook, origin, transforms
 from bench.watch.origin import Origin, find_origin
@@ -19,7 +21,14 @@ HERE = os.path.relpath(__file__)
 
 def execute(text: str, path: Path, module: str = "__main__") -> dict[str, Any]:
     """Run a module in this process, in which `loader` is a call that makes a loader."""
-    names = {"__name__": module, "loader": lambda *_: find_origin(sys._getframe(1)), "torch": torch}
+    names = {
+        "__name__": module,
+        "loader": lambda *_: find_origin(sys._getframe(1)),
+        "torch": torch,
+        "Path": Path,
+        "Split": Enum("Split", ["TRAIN", "VAL"]),
+        "ToTensor": ToTensor,
+    }
     exec(compile(text, str(path), "exec"), names)
     return names
 
@@ -52,8 +61,15 @@ CHOICES = {
     "def make(*, split):\n    return loader()\nmade = make(split='val')\n": "make(split='val')",
     "def make(data):\n    return loader()\n"
     "made = make(torch.utils.data.TensorDataset(torch.zeros(1)))\n": "make(data=...)",
-    "def make(path, pretrained=True, model='resnet', lr=0.1):\n    return loader()\n"
-    "made = make('photos/train')\n": "",
+    "def make(path, size):\n    return loader()\nmade = make('a/train', 9)\n": "make(path='a/train')",
+    "def make(path):\n    return loader()\nmade = make(Path('imagenet_val'))\n": "make(path='imagenet_val')",
+    "def make(phase):\n    return loader()\nmade = make(Split.TRAIN)\n": "make(phase='Split.TRAIN')",
+    "def make(root, transform):\n    return loader()\nmade = make('a', ToTensor())\n": "make(transform=...)",
+    "class Data:\n    def loader(self, train):\n        return loader()\n"
+    "    def train_dataloader(self):\n        return self.loader(train=True)\n"
+    "made = Data().train_dataloader()\n": "loader(train=True)",
+    "def main(path, pretrained=True, model='resnet', lr=0.1):\n    return loader()\n"
+    "made = main('train/photos')\n": "",
     "train = True\nmade = loader()\n": "",
 }
 

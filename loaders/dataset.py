@@ -43,6 +43,7 @@ from precache.errors import (
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS
+from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.pictures.reading import read_with_retries
 from precache.pictures.sizes import Size, sides, size_text
 from precache.plan import split_rows
@@ -519,6 +520,7 @@ def open_split(
     class_depth: int | None = None,
     empty_classes: Literal["leave-out", "keep", "refuse"] = "leave-out",
     skip_rejected: bool = False,
+    image_folder_only: bool = False,
     download_cache: Cache | None = None,
     may_lack: bool = False,
 ) -> SplitData:
@@ -534,6 +536,8 @@ def open_split(
             warning names them; `keep`: they are classes; `refuse`: they raise.
         skip_rejected: whether to leave out the files that the tree's list of `precache check` names, if it
             has one and the files have not changed since; a converted folder holds none of them anyway.
+        image_folder_only: whether to leave out the pictures of a tree that torchvision's ImageFolder does not
+            list, because of their extensions; also of a tree that was converted.
         download_cache: cache for the files of a URL.
         may_lack: whether what was converted `--without` other datasets may lack the split, because none of
             its few pictures fell into it; it has no samples then.
@@ -548,7 +552,10 @@ def open_split(
         dataset = open_dataset(path, download_cache) if isinstance(path, Url) else open_dataset(path)
         _check_no_tree_setting("splits", splits, dataset)
         _check_no_tree_setting("class_depth", class_depth, dataset)
-        return _open_converted(dataset, split, may_lack)
+        data = _open_converted(dataset, split, may_lack)
+        if image_folder_only and dataset.manifest.is_tree:
+            data = _select_listed(data, data.index["paths"].ends_with(IMAGE_FOLDER_EXTENSIONS))
+        return data
     depth = 1 if class_depth is None else class_depth
     try:
         scan = list_tree(path, depth, allow_empty=empty_classes != "leave-out")
@@ -564,16 +571,41 @@ def open_split(
         raise _missing_error(path) from error
     for warning in scan.warnings:
         _LOGGER.warning("%s", printable(warning))
+    is_listed = np.ones(len(scan.samples), np.bool_)
+    if image_folder_only:
+        is_listed = scan.samples.path_column.ends_with(IMAGE_FOLDER_EXTENSIONS)
     if empty_classes == "refuse":
-        filled = set(np.unique(scan.samples.labels).tolist())
+        filled = set(np.unique(scan.samples.labels[is_listed]).tolist())
         empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
         if empty:
+            listed = " that ImageFolder lists" if image_folder_only else ""
             raise NothingFoundError(
-                f"class folders without a picture: {abridge(empty)}",
+                f"class folders without a picture{listed}: {abridge(empty)}",
                 path=path,
                 remedy="remove them, or give allow_empty=True",
             )
-    return _open_raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
+    data = _open_raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
+    return _select_listed(data, is_listed[data.ids[:]])  # an id is the rank in the scan
+
+
+def _select_listed(data: SplitData, is_listed: npt.NDArray[np.bool_]) -> SplitData:
+    """Return the samples that ImageFolder lists.
+
+    Args:
+        is_listed: bool [n], whether it lists each sample.
+
+    Raises:
+        NothingFoundError: it lists none of them.
+    """
+    if is_listed.all():
+        return data
+    if not is_listed.any():
+        raise NothingFoundError(
+            f"has no picture that ImageFolder lists ({', '.join(IMAGE_FOLDER_EXTENSIONS)})",
+            path=data.path,
+            remedy="loaders.build serves the others, too",
+        )
+    return data.select(np.flatnonzero(is_listed))
 
 
 def _missing_error(path: Path) -> NothingFoundError:

@@ -73,9 +73,10 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
 
     `dataset[i]` is (picture, label). The picture is a Pillow image (RGB or L) or, with
     `decode="tensor"`, uint8 [channels, height, width] in channels-last memory, after `transform`; the label
-    comes after `target_transform`. The order is that of ImageFolder over the tree, by ascending ids, for raw
-    and converted data alike. A picture of a raw tree has its full size, turned upright as EXIF says; one of a
-    converted folder has the size that is stored. The label is the class as an int, if each sample has one
+    comes after `target_transform`. Samples and order are those of ImageFolder over the tree, by ascending
+    ids, for raw and converted data alike; pictures that it does not list, such as GIFs, are left out. A
+    picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
+    size that is stored. The label is the class as an int, if each sample has one
     class; otherwise a tensor, see `loaders.transfer`.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
@@ -183,6 +184,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             "splits": splits,
             "split_seed": recipe.seed,
             "class_depth": class_depth,
+            "image_folder_only": True,
             "empty_classes": "keep" if allow_empty or has_own_classes else "refuse",
         }
         data = self._open(root if isinstance(root, Url) else self.root, tree_options)

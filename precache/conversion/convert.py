@@ -434,6 +434,7 @@ def _write_dataset(
         ignored=ignored,
         source_options=job.options.to_json(),
         target=scan.target,
+        is_tree=scan.is_tree,
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=statistics_by_split((shard.entry.split, shard.sums) for shard in filled),
     )

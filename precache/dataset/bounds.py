@@ -35,6 +35,7 @@ _FORM: dict[str, Any] = {
     "index": {"name": str, "bytes": _COUNT, "crc32c": str, "header": str, "columns": {str: str}},
     "source_options": {str: object},
     "target": TARGETS,
+    "is_tree": bool,
     "fields": {str: KINDS},
     "statistics": {str: {"mean": [float], "std": [float], "pixels": _COUNT}},
     "splits": [str],

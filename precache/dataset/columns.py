@@ -19,7 +19,7 @@ TARGETS are the kinds of labels that samples may have:
 Samples of the last three have label -1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -246,6 +246,20 @@ class Column:
         """Value of one row as JSON has it: int, float, str or lists."""
         array = self.row_array(row)
         return array.tobytes().decode() if self.kind == "text" else array.tolist()
+
+    def ends_with(self, suffixes: Iterable[str]) -> npt.NDArray[np.bool_]:
+        """Whether each text ends with any of these suffixes, in lower case or upper case."""
+        texts, ends = self.values, self.ends
+        assert ends is not None
+        lengths = np.diff(ends, prepend=0)
+        result = np.zeros(len(ends), np.bool_)
+        for suffix in suffixes:
+            rows = np.flatnonzero(~result & (lengths >= len(suffix)))
+            for offset, letter in enumerate(reversed(suffix.encode()), 1):
+                # the bit makes a letter lower case
+                rows = rows[(texts[ends[rows] - offset] | 0x20) == letter]
+            result[rows] = True
+        return result
 
     def differs_in_kind(self, other: "Column") -> bool:
         """Whether the two columns cannot be joined to one; int and float can be."""

@@ -67,6 +67,7 @@ class Manifest:
             they are encoded.
         source_options: options that the source was opened with.
         target: kind of label, one of `precache.dataset.columns.TARGETS`.
+        is_tree: whether the pictures are files of a tree, or were converted from such files.
         fields: name -> kind of each field, see `precache.dataset.columns`.
     """
 
@@ -83,6 +84,7 @@ class Manifest:
     ignored: Sequence[tuple[str, str]]
     source_options: dict[str, Any] = field(default_factory=dict)
     target: str = "class"
+    is_tree: bool = False
     fields: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
 
@@ -256,6 +258,7 @@ def _decode(content: dict[str, Any], local_file: LocalFile) -> Manifest:
         ignored=ignored,
         source_options=content["source_options"],
         target=content["target"],
+        is_tree=content["is_tree"],
         fields=content["fields"],
         statistics={
             split: ChannelStatistics(tuple(values["mean"]), tuple(values["std"]), values["pixels"])

@@ -1,4 +1,7 @@
-"""Kinds of picture files: recognising them by name and content, and choosing decoders of Pillow for them.
+"""Kinds of picture files: recognising them by name, and choosing decoders of Pillow by their first bytes.
+
+Whether a file is a picture is decided by its extension; only a name without one is looked into. How a picture
+is decoded is decided by its first bytes.
 
 Pillow reads some forty kinds of files. The kinds listed here are pictures whose header states their size, and
 which Pillow decodes itself or by a library made for it. Other kinds are never opened: those for which Pillow
@@ -52,35 +55,29 @@ KINDS = (*_PLUGINS, "HEIF")
 IMAGE_EXTENSIONS = frozenset((
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".webp", ".bmp", ".tif", ".tiff",
     ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jp2", ".j2k", ".jpc", ".jpf",
-    ".jpx", ".j2c", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi",
+    ".jpx", ".j2c", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi", ".sgi",
+    ".ras", ".pcx", ".dib",
 ))  # fmt: skip
 """Extensions of files that are pictures, whatever they hold."""
+IMAGE_FOLDER_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Extensions of the files that torchvision's ImageFolder lists, its IMG_EXTENSIONS."""
 
-# Extensions that other files have, too: such a file is a picture if its first bytes are those of the kind.
-_SHARED_EXTENSIONS = {
-    ".sgi": "SGI",
-    ".rgb": "SGI",
-    ".rgba": "SGI",
-    ".bw": "SGI",
-    ".ras": "SUN",
-    ".pcx": "PCX",
-    ".dib": "DIB",
-}
-# Extensions of pictures of kinds that are not read. PFM, for one, holds floats without a defined range.
+# Extensions of pictures of kinds that are not read. PFM, for one, holds floats without a defined range; the
+# first picture of a camera raw file is a thumbnail.
 _OTHER_EXTENSIONS = frozenset((
     ".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".pdf", ".eps", ".psd", ".psb", ".xcf",
     ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm", ".dng", ".cr2",
-    ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".sr2", ".fits", ".dcm", ".djvu", ".pict",
-    ".iff", ".vda", ".vst", ".icb",
+    ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".srf", ".srw", ".orf", ".rw2", ".rwl", ".raf", ".pef",
+    ".3fr", ".iiq", ".erf", ".kdc", ".dcr", ".mrw", ".x3f", ".fits", ".dcm", ".djvu", ".pict", ".iff", ".vda",
+    ".vst", ".icb", ".rgb", ".rgba", ".bw",
 ))  # fmt: skip
 DRAWING = "a drawing, not a picture; render it first"
 _DRAWINGS = {".svg": "SVG", ".svgz": "SVG", ".pdf": "PDF"}
 _DRAWING_BYTES = 4096  # of a file's start that are searched: comments may stand before the first element
 
-PREFIX_BYTES = 16
-"""Number of first bytes of a file that `content_kind` needs."""
+PREFIX_BYTES = 18
+"""Number of first bytes of a file that `content_kind` and `begins_like_picture` need."""
 
-# First bytes that no other file has, so that a file without a known extension is a picture by these.
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -95,12 +92,7 @@ _SIGNATURES = (
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
 )
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
-_SHARED_SIGNATURES = {
-    "SGI": re.compile(rb"\x01\xda[\x00\x01][\x01\x02]"),
-    "SUN": re.compile(rb"\x59\xa6\x6a\x95"),
-    "PCX": re.compile(rb"\n[\x00\x02\x03\x05]\x01"),
-    "DIB": re.compile(rb"[\x0c\x28\x34\x38\x40\x6c\x7c]\x00\x00\x00"),
-}
+_BMP_START = re.compile(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\x00\x00\x00", re.DOTALL)
 
 
 def content_kind(prefix: bytes) -> str | None:
@@ -117,17 +109,13 @@ def content_kind(prefix: bytes) -> str | None:
     return None
 
 
-def is_picture(name: str, prefix: bytes) -> bool:
-    """Whether a file without an extension of IMAGE_EXTENSIONS is a picture by its first bytes."""
-    if content_kind(prefix) is not None:
-        return True
-    kind = _SHARED_EXTENSIONS.get(extension(name))
-    return kind is not None and _SHARED_SIGNATURES[kind].match(prefix) is not None
+def begins_like_picture(prefix: bytes) -> bool:
+    """Whether a file without an extension is a picture by its first bytes.
 
-
-def may_be_picture(name: str) -> bool:
-    """Whether a file of this name, or without an extension, may be a picture of a kind that is read."""
-    return extension(name) in IMAGE_EXTENSIONS or extension(name) in ("", *_SHARED_EXTENSIONS)
+    A note may begin with the two letters of a BMP, so the size of its header counts, too.
+    """
+    kind = content_kind(prefix)
+    return kind is not None and (kind != "BMP" or _BMP_START.match(prefix) is not None)
 
 
 def looks_like_picture(name: str) -> bool:
@@ -136,13 +124,13 @@ def looks_like_picture(name: str) -> bool:
 
 
 def skip_reason(name: str) -> str:
-    """Reason for leaving out a file of this name, whose first bytes are not a picture's."""
+    """Reason for leaving out a file of this name."""
     kind = _DRAWINGS.get(extension(name))
     if kind is not None:
         return f"{kind}: {DRAWING}"
     if looks_like_picture(name):
         return "an unsupported kind of picture"
-    return "neither an image extension nor an image signature"
+    return "no image extension" if extension(name) else "neither an image extension nor an image signature"
 
 
 def drawing_kind(data: bytes) -> str | None:

@@ -179,6 +179,11 @@ class Samples(Sequence[SampleRef]):
             columns.row_values(self.fields, index) if self.fields else {},
         )
 
+    @property
+    def path_column(self) -> Column:
+        """The paths as a column of text."""
+        return Column(np.frombuffer(self.paths, np.uint8), self.path_ends)
+
     def list_paths(self, prefix: str = "", rows: Ints | None = None) -> Paths:
         """Return the paths of the samples, or of those at `rows`, with `prefix` in front of each."""
         return Paths(self.paths, self.path_ends, prefix, rows)
@@ -187,7 +192,7 @@ class Samples(Sequence[SampleRef]):
         self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
     ) -> "Samples":
         """Return the samples at `rows`, with new splits if these are given."""
-        paths = Column(np.frombuffer(self.paths, np.uint8), self.path_ends).select(rows)
+        paths = self.path_column.select(rows)
         assert paths.ends is not None
         return Samples(
             ids=self.ids[rows],
@@ -311,15 +316,9 @@ class Source(Protocol):
 
 def warn_of_undecodable(scan: "Scan") -> None:
     """Warn of pictures whose extension names a format that this Pillow cannot decode."""
-    samples = scan.samples
-    paths = np.frombuffer(samples.paths, np.uint8)
     counts = Counter[str]()
     for suffix, kind in unreadable_extensions().items():
-        ends = samples.path_ends[samples.path_ends >= len(suffix)]
-        has_suffix = np.ones(len(ends), bool)
-        for offset, letter in enumerate(reversed(suffix.encode()), 1):
-            has_suffix &= (paths[ends - offset] | 0x20) == letter  # the bit makes a letter lower case
-        counts[kind] += int(has_suffix.sum())
+        counts[kind] += int(scan.samples.path_column.ends_with([suffix]).sum())
     for kind, count in counts.items():
         if not count:
             continue
@@ -345,6 +344,7 @@ class Scan:
         warnings: lines about classes without pictures, files left out that look like pictures, one folder
             under two names, and folders that may be splits or classes.
         target: kind of the labels, one of `precache.dataset.columns.TARGETS`.
+        is_tree: whether the samples are files of a tree, or were converted from such files.
         deeper: number of a tree's pictures that lie in a folder inside their class folder.
     """
 
@@ -356,6 +356,7 @@ class Scan:
     digest: str
     warnings: tuple[str, ...] = ()
     target: str = "class"
+    is_tree: bool = False
     deeper: int = 0
 
     @property

@@ -95,6 +95,7 @@ class ConvertedSource:
             scanned=manifest.scanned,
             digest=hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest(),
             target=manifest.target,
+            is_tree=manifest.is_tree,
         )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:

@@ -11,8 +11,9 @@ folder by folder (sorted by the whole path), in each folder file by file (sorted
 
 - Hidden files and folders, and those that systems keep for themselves (`SYSTEM_FOLDERS`), are neither samples
   nor classes: they hold thumbnails and copies, such as '._1.jpg' of macOS, '.ipynb_checkpoints', '@eaDir'.
-- A file without a picture's extension is a sample if it begins with a picture's signature: Caltech-101 holds
-  a JPEG named 'tmp'. `precache.pictures.kinds` lists extensions and signatures. Nothing is decoded here.
+- Pictures of more kinds are samples, such as GIF and AVIF; and so is a file without any extension that begins
+  with a picture's signature: Caltech-101 holds a JPEG named 'tmp'. `precache.pictures.kinds` lists extensions
+  and signatures. A warning counts these samples, and `loaders.ImageDataset` leaves them out.
 - A link to a folder that contains it is not followed; `ImageFolder` follows it some 40 times. A link to
   nothing is no sample.
 - A class without a picture is left out, with a warning; `ImageFolder` refuses the tree.
@@ -33,6 +34,7 @@ import hashlib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -418,9 +420,14 @@ class _Lister:
         if reason == _LINK_TO_PARENT:
             self._links_to_parents.append(path)
 
-    def _warnings(self, class_count: int) -> Iterator[str]:
+    def _warnings(self, samples: Samples, class_count: int) -> Iterator[str]:
         """Yield the warnings about what was listed, a line each."""
         root = self._root
+        if more := _count_more_kinds(samples):
+            yield (
+                f"{root}: of its {len(samples):,} pictures torchvision's ImageFolder does not list "
+                f"{more}; build and convert take them, ImageDataset does not"
+            )
         if self.empty_classes:
             names = abridge([repr(path) for path in self.empty_classes])
             yield f"{root}: class folders without a picture: {names}"
@@ -468,8 +475,9 @@ class _Lister:
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
             digest=_tree_digest(samples, self._class_depth),
-            warnings=(*warnings, *self._warnings(len(classes))),
+            warnings=(*warnings, *self._warnings(samples, len(classes))),
             target=target,
+            is_tree=True,
             deeper=self._deeper if self._class_depth else 0,
         )
 
@@ -585,8 +593,14 @@ def _has_picture(folder: Entry, depth: int) -> bool:
 
 
 def _is_picture(entry: Entry) -> bool:
-    """Return whether this is a picture; a file with the extension of something else is not opened."""
-    return kinds.may_be_picture(entry.name) and _reason_not_a_picture(entry) is None
+    return _reason_not_a_picture(entry) is None
+
+
+def _count_more_kinds(samples: Samples) -> str:
+    """Return how many samples ImageFolder does not list, as '2 .gif, 1 without extension', or ""."""
+    rows = np.flatnonzero(~samples.path_column.ends_with(kinds.IMAGE_FOLDER_EXTENSIONS))
+    counts = Counter(kinds.extension(path) for path in samples.list_paths(rows=rows))
+    return ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in sorted(counts.items()))
 
 
 def _join(folder: str, name: str) -> str:
@@ -628,9 +642,12 @@ def _reason_not_a_picture(entry: Entry) -> str | None:
         return "not a regular file"
     if name.startswith("."):
         return "a hidden file"
-    if kinds.extension(name) in kinds.IMAGE_EXTENSIONS:
+    extension = kinds.extension(name)
+    if extension in kinds.IMAGE_EXTENSIONS or (
+        not extension and kinds.begins_like_picture(entry.first_bytes())
+    ):
         return None
-    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.skip_reason(name)
+    return kinds.skip_reason(name)
 
 
 def _looks_like_picture(entry: Entry) -> bool:

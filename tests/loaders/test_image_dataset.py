@@ -26,6 +26,7 @@ from precache import Recipe, convert
 from precache.errors import PrecacheError, SampleError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.pictures import images
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
@@ -87,17 +88,30 @@ def relative(dataset: Any, tree: Path) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -> None:
-    """Saved indices and a seeded `random_split` choose the same pictures of each."""
+    """Saved indices and a seeded `random_split` choose the same pictures of each.
+
+    Pictures that ImageFolder does not list are samples of the other loaders, and have ids.
+    """
     tree = make_tree(tmp_path / "tree", seed)
+    more = ["9/!.gif", "ante/B.GIF", "ante/tmp", "b/inner/C.tga"]
+    for name, kind in zip(more, ("gif", "gif", "png", "tga"), strict=True):
+        (tree / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 24)).save(tree / name, kind)
+    listed = {os.path.relpath(path, tree) for path, _ in ImageFolder(tree).samples}
+    scan = scan_tree(tree)
+    ids = [sample.id for sample in scan.samples if sample.path in listed]
+    assert {sample.path for sample in scan.samples} == {*listed, *more}
     image_folder = ImageFolder(tree)
     numbers = [number_of(picture) for picture, _ in image_folder]
     expected_part, _ = random_split(image_folder, [0.7, 0.3], torch.Generator().manual_seed(seed))
-    for place in convert_to_all(tree, tmp_path).values():
+    places = convert_to_all(tree, tmp_path)
+    convert(places["webdataset"], tmp_path / "again", Recipe(format="shards", size=24), workers=0)
+    for place in (*places.values(), tmp_path / "again"):
         dataset = ImageDataset(place)
         assert relative(dataset, tree) == relative(image_folder, tree)
         for name in ("classes", "class_to_idx", "targets"):
             assert getattr(dataset, name) == getattr(image_folder, name), name
-        assert dataset.ids.tolist() == list(range(len(image_folder)))
+        assert dataset.ids.tolist() == ids
         assert [number_of(picture) for picture, _ in dataset] == numbers
         assert [label for _, label in dataset] == image_folder.targets
         part, _ = random_split(dataset, [0.7, 0.3], torch.Generator().manual_seed(seed))

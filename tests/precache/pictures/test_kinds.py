@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, convert
-from precache.pictures import own_pillow
+from precache.pictures import kinds, own_pillow
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run, run_here
 from tests.precache.pictures.drawing import encode_image, load
@@ -60,10 +60,43 @@ def test_scan_finds_a_picture_without_extension_by_its_signature(kind: str, fold
     assert ("nameless" in sample_names(folder)) == (kind in WITH_SIGNATURE)
 
 
-@pytest.mark.parametrize("text", ["P3 is good", "Python", "DDS files", "\n\x00"])
+@pytest.mark.parametrize(
+    "text", ["P3 is good", "Python", "DDS files", "\n\x00", "BMW 3 series, photographed 2009"]
+)
 def test_text_that_begins_like_a_picture_is_none(text: str, folder: Path) -> None:
-    (folder / "notes").write_text(text)  # some of Pillow's signatures have only two letters
+    for name in ("notes", "notes.txt"):  # some of Pillow's signatures have only two letters
+        (folder / name).write_text(text)
     assert sample_names(folder) == {"whole.png"}
+
+
+NO_PICTURES = [
+    "nef",
+    "DNG",
+    "cr2",
+    "arw",
+    "txt",
+    "pps",
+    "csv",
+    "bin",
+    "jpg_large",
+    "0001",
+    "rgb",
+    "tmp",
+    "bak",
+]
+
+
+@pytest.mark.parametrize("suffix", NO_PICTURES)
+def test_a_file_of_another_extension_is_no_picture(suffix: str, folder: Path) -> None:
+    for kind in ("TIFF", "BMP", "JPEG"):  # such as a thumbnail
+        (folder / f"{kind}.{suffix}").write_bytes(encode_blue(kind))
+    assert sample_names(folder) == {"whole.png"}
+
+
+def test_the_extensions_of_image_folder_are_those_of_torchvision() -> None:
+    folder = pytest.importorskip("torchvision.datasets.folder", reason="the extra 'loaders' is not installed")
+    assert folder.IMG_EXTENSIONS == kinds.IMAGE_FOLDER_EXTENSIONS
+    assert kinds.IMAGE_EXTENSIONS.issuperset(kinds.IMAGE_FOLDER_EXTENSIONS)
 
 
 def test_picture_whose_plugin_is_missing_is_rejected_and_keeps_its_id(

@@ -198,6 +198,19 @@ def test_empty_classes_and_unread_formats_are_warned_of(
         assert [line.replace(".: ", f"{tmp_path}: ", 1) for line in caplog.messages][:2] == [empty, missed]
 
 
+def test_pictures_that_image_folder_does_not_list_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    picture = encode_image(Image.new("RGB", (9, 7), "red"))
+    names = ["a/1.png", "a/2.GIF", "b/3.gif", "b/4.avif", "b/tmp"]
+    put(tmp_path / "photos", dict.fromkeys(names, picture))
+    counts = "1 without extension, 1 .avif, 2 .gif"
+    for command in ("check photos", "convert photos out --format shards --size 8"):
+        caplog.clear()
+        assert run_here("precache", *command.split(), "--workers", 0, cwd=tmp_path).returncode == 0
+        assert counts in caplog.messages[0]
+
+
 def test_commands_count_deeper_pictures_and_name_those_without_class(tmp_path: Path) -> None:
     picture = encode_image(Image.new("RGB", (9, 7), "red"))
     files = ["photos/cat/1.png", "photos/cat/more/2.png", "photos/dog/tail/ears/3.png", "photos/cover.png"]

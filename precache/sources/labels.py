@@ -6,6 +6,9 @@ The values decide the target, unless the user names one:
     lists of them, text with separators  classes
     other numbers, lists of these        number
 
+Lists of whole numbers that are no sets of classes, as a vector of -1 and 1 or landmarks, are refused until
+the user names the target; values that leave a doubt get a note.
+
 If a source has names of classes, whole numbers are indices of these names, and -1 or an empty value says that
 a sample has no label. The cells of a CSV are text at first; `precache.sources.cells` parses them. A class has
 the name that its cell has: 1, 1.0 and 1e0 are three classes.
@@ -31,6 +34,10 @@ from precache.sources.options import SourceOptions
 
 # matches numbers as people write them, too: 007, +49, 1.
 _ANY_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?")
+
+_SEPARATORS = ("|", ";", ",", "/", "&", "+", " ")
+"""What people write between several classes in one cell."""
+_COMPARED_NAMES = 10_000  # names of classes that are searched for separators
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ class LabelList:
                 values = self._parse_values(target, is_text)
             else:
                 values, target = _split_texts(self._values, options.separator, target), "classes"
-            chosen = self._choose_target(values, target)
+            chosen = self._choose_target(values, target, class_names)
             if chosen != "number" and values is not self._values and _is_number(values[0]):
                 # classes are named as the cells are written: 1.10 stays 1.10
                 encoded = _ENCODERS[chosen]([_NumberText(cell) for cell in self._values])
@@ -192,7 +199,9 @@ class LabelList:
                 )
         return values
 
-    def _choose_target(self, values: Sequence[Any], target: str | None) -> str:
+    def _choose_target(
+        self, values: Sequence[Any], target: str | None, class_names: tuple[str, ...] | None
+    ) -> str:
         """Return `target`, or the one that fits the values; ValueOfRowError if they are of several kinds."""
         kinds = [_kind_name(row, value) for row, value in enumerate(values)]
         if target != "classes":
@@ -213,7 +222,7 @@ class LabelList:
         if any(isinstance(part, float) and not part.is_integer() for part in parts):
             return "number"
         if are_lists and all(_is_number(part) for part in parts):
-            _check_not_multi_hot(values)
+            _check_are_sets(values, are_indices=class_names is not None)
         return "classes" if are_lists else "class"
 
     def _notes_on_target(self, values: Sequence[Any], chosen: str, classes: Sequence[str]) -> Iterable[str]:
@@ -225,6 +234,11 @@ class LabelList:
                 yield "have the class -1, as data sets write it where there is no label; leave these rows out"
             number = quantity(len(classes), "class", "classes")
             yield f"are read as {number}; to predict them as numbers, pass --target number"
+        elif chosen == "class":
+            yield from _notes_on_several_classes(classes)
+        elif all(map(_is_number, values[0])) and len({*map(len, values)}) == 1:
+            number = quantity(len(classes), "class", "classes")
+            yield f"are read as sets of {number}; to predict the vectors of numbers, pass --target number"
 
 
 def _are_lists(texts: Sequence[str], target: str | None) -> bool:
@@ -252,18 +266,27 @@ def _are_lists(texts: Sequence[str], target: str | None) -> bool:
     return bool(list_rows) and all(looks)
 
 
-def _check_not_multi_hot(values: Sequence[Any]) -> None:
-    """Raise ValueOfRowError if the lists look like a 0 or a 1 for each class, not like lists of classes."""
+def _check_are_sets(values: Sequence[Any], *, are_indices: bool) -> None:
+    """Raise ValueOfRowError if the lists of whole numbers look like vectors, not like sets of classes.
+
+    Args:
+        are_indices: whether the source says that the numbers are classes; then one may stand twice in a list.
+    """
     width = len(values[0])
-    if not all(len(parts) == width and {0, 1} >= {*parts} for parts in values):
-        return
+    are_zeros_and_ones = all(len(parts) == width and {0, 1} >= {*parts} for parts in values)
     for row, parts in enumerate(values):
-        if len(parts) > 1 and list(parts) != sorted({*parts}):  # no list of distinct classes
+        reason = ""
+        if are_zeros_and_ones and len(parts) > 1 and list(parts) != sorted({*parts}):
+            reason = "looks like a 0 or a 1 for each class; list the indices or names of its classes, or"
+        elif not are_indices and len({*parts}) < len(parts):
+            reason = "has a number twice, so it is no set of classes;"
+        elif not are_indices and min(parts, default=0) < 0:
+            reason = "has a number below 0, which is no index of a class;"
+        if reason:
             raise ValueOfRowError(
                 row,
-                f"{short_repr(parts)} looks like a 0 or a 1 for each class; list the indices or names of its "
-                f"classes instead, or pass --target number to predict the vector (--target classes: the "
-                f"classes 0 and 1)",
+                f"{short_repr(parts)} {reason} pass --target number to predict the vector (--target classes: "
+                f"each number is a class)",
             )
 
 
@@ -461,6 +484,37 @@ def _sorted_classes(values: Iterable[Any]) -> tuple[tuple[str, ...], dict[Any, i
         str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in classes
     ]
     return tuple(names), {value: index for index, value in enumerate(classes)}
+
+
+def _notes_on_several_classes(classes: Sequence[str]) -> Iterable[str]:
+    """Yield a note if names of classes look like several classes, or several numbers, in one cell.
+
+    No name has a bar or a semicolon in it. Another separator may stand in names such as 'black bear', unless
+    it splits most of these into other names, or all into fewer parts than there are names.
+    """
+    names = set(classes[:_COMPARED_NAMES])
+    for separator in _SEPARATORS:
+        joined_names = [name for name in names if separator in name]
+        parts_of = {name: [part.strip() for part in name.split(separator)] for name in joined_names}
+        several = sorted(name for name, parts in parts_of.items() if all(parts))
+        if not several:
+            continue
+        distinct = {part for name in several for part in parts_of[name]}
+        example = short_repr(several[0])
+        if len(several) == len(names) and all(map(_ANY_NUMBER.fullmatch, distinct)):
+            yield (
+                f"look like several numbers in one cell, as {example}; to predict them, write lists, [1, 2], "
+                f"and decimal points"
+            )
+            return
+        made_of_others = sum(names.issuperset(parts_of[name]) for name in several)
+        has_fewer_parts = len(distinct | names.difference(several)) < len(names)
+        if separator in "|;" or 2 * made_of_others > len(several) or has_fewer_parts:
+            yield (
+                f"look like several classes in one cell, as {example}; for these pass --separator "
+                f"{separator!r}, to keep each cell as one class --target class"
+            )
+            return
 
 
 def _notes_on_similar_names(classes: Sequence[str]) -> Iterable[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -463,6 +464,51 @@ def test_a_column_of_labels_gives_target_and_classes(make: Any, tmp_path: Path) 
         assert (scan.target, scan.classes) == (target, classes)
         labels = [ref.label if target in ("class", "none") else ref.target for ref in scan.samples]
         assert labels == expected
+
+
+NUMBER_OR_CLASSES = "--target number to predict the vector (--target classes"
+DOUBTFUL: list[tuple[list[Any], str, str]] = [
+    ([[-1, 1, 1], [1, -1, -1], [1, 1, 1]], NUMBER_OR_CLASSES, ""),  # CelebA
+    ([[-1, 1], [1, -1]], NUMBER_OR_CLASSES, ""),
+    ([[-1, 0, 1], [0, 0, 0], [1, 0, -1]], NUMBER_OR_CLASSES, ""),  # CheXpert
+    ([[31, 40, 52, 40], [30, 41, 50, 41]], NUMBER_OR_CLASSES, ""),  # landmarks
+    ([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]], NUMBER_OR_CLASSES, ""),
+    ([[0, 1], [1, 0]], NUMBER_OR_CLASSES, ""),  # a one-hot vector
+    ([[18, 18, 44], [3]], NUMBER_OR_CLASSES, ""),  # the class of each object in a picture
+    ([[31, 40], [30, 41], [29, 42]], "", "the vectors of numbers, pass --target number"),
+    (["Mass|Edema", "Mass", "Mass"], "", "--separator '|'"),  # chest X-rays
+    (["a;b", "c", "d"], "", "--separator ';'"),
+    (["scab", "rust", "scab rust"], "", "--separator ' '"),  # Plant Pathology
+    (["16 0", "16", "0"], "", "--separator ' '"),
+    (["dog, cat", "cat", "dog"], "", "--separator ','"),
+    (["cat/dog", "dog", "cat"], "", "--separator '/'"),
+    (["a b c", "a b", "b c", "a c"], "", "--separator ' '"),
+    (["-1 1 1", "1 -1 1"], "", "several numbers in one cell"),
+    (["0,5", "1,25", "0,05"], "", "several numbers in one cell"),  # decimals of a German Excel
+    ([[1, 2], [3], []], "", ""),
+    ([["cat", "cat"], ["dog"]], "", ""),
+    (["black bear", "brown bear", "Great Dane", "hot dog"], "", ""),
+    (["tench, Tinca tinca", "crane, bird", "crane"], "", ""),
+    (["birds/heron", "birds/owl", "pets/dog"], "", ""),
+]
+"""Values of a column, what the error that they raise without a target names, and what a note names."""
+
+
+@pytest.mark.parametrize("make", ROWS.values(), ids=ROWS)
+def test_labels_that_may_be_no_classes_are_refused_or_noted(make: Any, tmp_path: Path) -> None:
+    for values, refusal, advice in DOUBTFUL:
+        made = make({"label": values}, tmp_path)
+        if refusal:
+            with pytest.raises(SourceError, match=re.escape(refusal)):
+                scan_of(made, label="label")
+            assert scan_of(made, label="label", target="classes").target == "classes"
+        else:
+            notes = " ".join(scan_of(made, label="label").warnings)
+            if advice:
+                assert advice in notes
+            else:
+                assert "--separator" not in notes
+                assert "--target number" not in notes
 
 
 @pytest.mark.parametrize("make", ROWS.values(), ids=ROWS)

@@ -249,9 +249,12 @@ class Column:
 
     def ends_with(self, suffixes: Iterable[str]) -> npt.NDArray[np.bool_]:
         """Whether each text ends with any of these suffixes, in lower case or upper case."""
-        texts, ends = self.values, self.ends
-        assert ends is not None
-        lengths = np.diff(ends, prepend=0)
+        assert self._ends is not None
+        texts, ends, starts = self._values, self._ends, np.append(0, self._ends[:-1])
+        if self._rows is not None:
+            rows = self._array_index(slice(None))
+            starts, ends = starts[rows], ends[rows]
+        lengths = ends - starts
         result = np.zeros(len(ends), np.bool_)
         for suffix in suffixes:
             rows = np.flatnonzero(~result & (lengths >= len(suffix)))

@@ -44,7 +44,7 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "labels": Column(ids % 2),
         "source_sizes": Column(np.zeros((SAMPLES, 2), np.int32)),
         "checksums": Column(np.zeros(SAMPLES, np.uint64)),
-        "paths": Column(np.empty(0, np.uint8), np.zeros(SAMPLES, np.int64)),
+        "paths": Column(np.tile(np.frombuffer(b"1.jpg", np.uint8), SAMPLES), 5 * (ids + 1)),
     }
     empty = np.empty(0, np.int64)
     source = {"source:modified_ns": empty, "source:checksums": empty.astype(np.uint64)}

@@ -35,10 +35,10 @@ from precache.errors import (
     SampleError,
     SettingError,
     SourceError,
-    check_choice,
     did_you_mean,
     printable,
     shell_command,
+    similar_name,
 )
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
@@ -694,7 +694,12 @@ def _open_raw(
         recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # it raises if this is no str
     rows_by_split = dict(split_rows(scan.samples, recipe))
     split = _split_name(split, list(rows_by_split))
-    check_choice("split", split, rows_by_split)
+    if split not in rows_by_split:
+        choices, hint = ", ".join(sorted(rows_by_split)), similar_name(split, rows_by_split)
+        raise SettingError(
+            f"unknown split {split!r} of {scan.root}; choose from: {choices}{hint}",
+            remedy="for folders with other names give splits=FILE, a list with lines such as 'FOLDER,train'",
+        )
     samples, rows = scan.samples, rows_by_split[split]
     columns = {"ids": samples.ids, "labels": samples.labels}
     data = SplitData(

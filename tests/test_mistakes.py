@@ -23,6 +23,9 @@ MISTAKES = {
     "precache convert flat out --format shards": "--class-depth 0",
     "precache convert notes.txt out --format shards": "notes.txt",
     "precache convert table.csv out --format shards": "line 2",
+    "precache convert latin.csv out --format shards": "iconv -f WINDOWS-1252 -t UTF-8 latin.csv",
+    "precache convert vectors.csv out --format shards": "--target number",
+    "precache convert pairs out --format shards": "precache convert pairs/images DST --class-depth 0",
     "precache convert photos photos/out --format shards": "photos/out",
     "precache convert photos flat --format shards": "picture.jpg",
     "precache convert photos out --format sharks": "'shards'",
@@ -67,6 +70,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken/cat/1.jpg").write_bytes(b"<html>")
     (folder / "notes.txt").write_text("mine")
     (folder / "table.csv").write_text("path,label\nnowhere.jpg,cat\n")
+    (folder / "latin.csv").write_bytes(b"Bild;Sch\xe4den\n1.jpg;ja\n")
+    (folder / "vectors.csv").write_text('path,label\nflat/picture.jpg,"[-1, 1]"\n')
+    for name in ("images/1.jpg", "masks/1.png"):
+        (folder / "pairs" / name).parent.mkdir(parents=True)
+        (folder / "pairs" / name).write_bytes(b"\xff\xd8\xff")
     convert(folder / "photos", folder / "shards", Recipe(format="shards", size=32), workers=0)
     return folder
 

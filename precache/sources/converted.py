@@ -29,6 +29,7 @@ from precache.pictures.sizes import sides, size_text
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
+from precache.sources.text_files import decode_list, listed_path
 from precache.storage import read_regular, read_regular_part
 
 _ID = re.compile("[0-9]{1,18}")
@@ -253,24 +254,25 @@ def _has_class(index: SampleIndex, class_indices: Sequence[int]) -> npt.NDArray[
 def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
     """Return bool [n], whether the file lists each sample; a line is an id if it is digits, else a path."""
     try:
-        lines = [line.strip() for line in os.fsdecode(read_regular(file)).splitlines() if line.strip()]
+        text = decode_list(read_regular(file))
     except (OSError, ValueError) as error:
         raise SettingError(
             f"--ids {file!r}: cannot be read ({os_reason(error)})",
             remedy="name a file with one id or path per line",
         ) from error
+    lines = [line.strip() for line in re.split("[\r\n]", text) if line.strip()]
     if not lines:
         raise SettingError(f"--ids {file}: lists nothing", remedy="write one id or path per line")
     ids = {line: int(line) for line in lines if _ID.fullmatch(line)}
     is_listed = np.isin(index.ids, list(ids.values()))
     known_ids = set(index.ids[is_listed].tolist())
-    paths = set(lines) - set(ids)
+    line_of = {listed_path(line): line for line in lines if line not in ids}
     known_paths: set[str] = set()
-    if paths:  # reading all paths of a large index takes seconds
+    if line_of:  # reading all paths of a large index takes seconds
         for row in range(len(index)):
             path = index.path(row)
-            if path in paths:
-                known_paths.add(path)
+            if path in line_of:
+                known_paths.add(line_of[path])
                 is_listed[row] = True
     unknown = [line for line in lines if line not in known_paths and ids.get(line) not in known_ids]
     if unknown:

@@ -83,18 +83,9 @@ class ColumnRoles:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """Return names of columns for a message, with a hint if it is one name with another separator in it."""
+    """Return names of columns for a message."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    hint = ""
-    if len(names) == 1:
-        for separator in ";\t|":
-            if separator in str(names[0]):
-                hint = (
-                    f" (are its columns separated by {separator!r}? expected as the name of the file says: , "
-                    f"or tab)"
-                )
-                break
-    return ", ".join(f"{name!r:.60}" for name in names[:_MAX_NAMES]) + more + hint
+    return ", ".join(f"{name!r:.60}" for name in names[:_MAX_NAMES]) + more
 
 
 def _choose_label(

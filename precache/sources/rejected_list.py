@@ -21,6 +21,7 @@ from precache.dataset.index import Rejected
 from precache.errors import SettingError, SourceError, os_errors_as
 from precache.pictures.reading import sizes_and_times
 from precache.sources.base import Scan
+from precache.sources.text_files import decode_list, find_delimiter
 from precache.storage import atomic_write, read_regular
 
 SUFFIX = ".rejected.csv"
@@ -76,9 +77,10 @@ def read_list(path: Path) -> tuple[Rejected, ...]:
         "make it with 'precache check'",
         path=path,
     ):
-        content = os.fsdecode(read_regular(path))
+        content = decode_list(read_regular(path))
     try:
-        lines = csv.reader(io.StringIO(content, newline=""))
+        delimiter = find_delimiter(content.partition("\n")[0])  # Excel may have saved it again
+        lines = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
         if next(lines, None) != _HEADER:
             raise ValueError(f"its first line is not {','.join(_HEADER)!r}")
         return tuple(

@@ -29,6 +29,7 @@ from PIL import Image
 
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, SourceError
+from precache.pictures.kinds import IMAGE_EXTENSIONS, extension
 from precache.pictures.reading import check_bytes, read_picture, status_of
 from precache.reporting import quantity
 from precache.sources.base import (
@@ -45,6 +46,7 @@ from precache.sources.picture_values import to_picture
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
 """Usual names of the column of pictures, or of their paths."""
 
+_USUAL_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".bmp", ".tif")
 _MAX_PATH_BYTES = 4096  # no system takes longer paths
 _PROBED_PICTURES = 8  # pictures that are read during the scan, so that the digest tells two datasets apart
 
@@ -359,8 +361,13 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
             where = scanned.row_name(place, len(rows))
             raise SourceError(f"{roles.image!r}: {path!r:.60} {reason}", path=where)
         short_path, full_path = _normalize(folder, path)
-        path_hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(full_path)))
         status = status_of(os.path.join(scanned.folder, short_path))
+        for spelling in () if status is not None else _spellings(path):
+            other_path, other_full_path = _normalize(folder, spelling)
+            if (status := status_of(os.path.join(scanned.folder, other_path))) is not None:
+                short_path, full_path = other_path, other_full_path
+                break
+        path_hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(full_path)))
         if status is None:
             missing_rows.append(len(rows))
         size, modified_ns = status or (-1, 0)
@@ -388,6 +395,15 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
         )
     count = f"{quantity(len(missing_rows), 'row')} of {len(path_hashes):,} without a picture"
     return [f"{scanned.name}: {count}; the first is {first_missing}: {missing_file!r}"]
+
+
+def _spellings(path: str) -> Iterator[str]:
+    """Yield other paths of a file that there is not: a path of Windows, and an id without the extension."""
+    slashed = path.replace("\\", "/")
+    if slashed != path:
+        yield slashed
+    if extension(path) not in IMAGE_EXTENSIONS:
+        yield from (f"{slashed}{suffix}" for suffix in _USUAL_EXTENSIONS)
 
 
 def _path_problem(path: Any) -> str | None:

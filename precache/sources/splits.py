@@ -6,10 +6,13 @@ A split list is a CSV file with lines `path,split`:
     "002.american-flag/a, b.jpg",val
 
 Paths are relative to the source tree. A first line `path,split` is a header. Pictures that are not listed are
-left out.
+left out. A list may name folders of a tree instead, whose names do not say their splits; the class folders
+lie in these then:
+
+    entrenamiento,train
+    prueba,test
 """
 
-import codecs
 import csv
 import hashlib
 import io
@@ -24,6 +27,8 @@ from precache.errors import SettingError, SourceError, os_errors_as
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
 from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, Scan
+from precache.sources.text_files import decode_list, find_delimiter, listed_path
+from precache.sources.tree import TreeSource
 from precache.storage import read_regular
 from precache.storage.urls import local_path
 
@@ -57,6 +62,9 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     ):
         content = read_regular(path)
     split_of = _parse_list(path, content)
+    tree = scan.source
+    if isinstance(tree, TreeSource) and all((tree.root / name).is_dir() for name in split_of):
+        scan, split_of = _split_by_folders(scan, tree.class_depth, split_of, path)
     names = list(dict.fromkeys(split_of.values()))
     rows, splits, unlisted = [], [], []
     for row, sample in enumerate(scan.samples):
@@ -71,11 +79,41 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
         raise SourceError(
             f"lists {next(iter(split_of))!r}, which is not a picture of {scan.root} ({count})",
             path=path,
-            remedy="write paths relative to it, like 'class/picture.jpg'",
+            remedy="write paths relative to it, like 'class/picture.jpg', or folders of splits alone",
         )
     samples = scan.samples.select(np.array(rows, np.int64), np.array(splits, np.int64), names)
     new_recipe = replace(recipe, splits=f"list:{hashlib.sha256(content).hexdigest()}")
     return replace(scan, samples=samples, ignored=(*scan.ignored, *unlisted)), new_recipe
+
+
+def _split_by_folders(
+    scan: Scan, class_depth: int, split_of: dict[str, str], path: Path
+) -> tuple[Scan, dict[str, str]]:
+    """Return the scan of a tree with the classes in the listed folders, and the splits of their pictures.
+
+    Raises:
+        SettingError: there is no class folder with a picture in a listed folder.
+    """
+    splits: dict[str, str] = {}
+    class_of: dict[int, str] = {}  # row -> name
+    for row, picture in enumerate(scan.samples.list_paths()):
+        folder, *inner = picture.split("/")
+        if folder in split_of and len(inner) > class_depth:
+            splits[picture] = split_of[folder]
+            class_of[row] = "/".join(inner[:class_depth])
+    if not splits:
+        raise SettingError(
+            f"lists folders of {scan.root} without class folders in them",
+            path=path,
+            remedy="for pictures without labels pass --class-depth 0, too",
+        )
+    if class_depth == 0:
+        return scan, splits
+    classes = sorted(set(class_of.values()))
+    label_of = {name: label for label, name in enumerate(classes)}
+    labels = np.full(len(scan.samples), -1)
+    labels[[*class_of]] = [label_of[name] for name in class_of.values()]
+    return replace(scan, classes=tuple(classes), samples=replace(scan.samples, labels=labels)), splits
 
 
 def split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
@@ -110,8 +148,8 @@ def split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
 def _parse_list(path: Path, content: bytes) -> dict[str, str]:
     """Return the split of each path in the list; SettingError if a line is not `path,split`."""
     split_of: dict[str, str] = {}
-    text = os.fsdecode(content.removeprefix(codecs.BOM_UTF8))  # Excel writes the mark
-    reader = csv.reader(io.StringIO(text, newline=""))
+    text = decode_list(content)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=find_delimiter(text.partition("\n")[0]))
     while True:
         try:
             row = next(reader)
@@ -132,7 +170,7 @@ def _parse_list(path: Path, content: bytes) -> dict[str, str]:
                 f"got {','.join(row)!r}",
                 path=line,
             )
-        picture = row[0] if ".." in row[0].split("/") else os.path.normpath(row[0])
+        picture = listed_path(row[0])
         if picture in split_of:
             raise SettingError(f"lists {picture!r} twice", path=line, remedy="remove one")
         split_of[picture] = row[1].strip()

@@ -3,36 +3,37 @@
     path,species,fold,width
     photos/0001.jpg,heron,train,640
 
-    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as in RFC 4180. If the header has a
-                              space behind a comma, spaces in front of cells are no part of them
-    labels.jsonl              UTF-8, one object per line; the columns are the keys of all objects
+    labels.csv, labels.tsv    with a header; cells are text, quoted as in RFC 4180. If the header has a space
+                              behind a comma, spaces in front of cells are no part of them. If it has no
+                              comma (a TSV: no tab), semicolons, tabs or bars separate the cells
+    labels.jsonl              one object per line; the columns are the keys of all objects
 
-Paths are relative to the folder of the table, or to the folder that --root names; they may be absolute, and
-may contain `..`, since a table is trusted to name its files. They are stored in their shortest form. A row
-whose file is missing is rejected when it is converted. Lines are counted as in an editor: from 1, with the
-header and blank lines, which are no rows.
+Tables are UTF-8, or UTF-16 with a byte order mark, and their lines end as on any system. Paths are relative
+to the folder of the table, or to the folder that --root names; they may be absolute, and may contain `..`,
+since a table is trusted to name its files. They are stored in their shortest form. A row whose file is
+missing is rejected when it is converted. Lines are counted as in an editor: from 1, with the header and blank
+lines, which are no rows.
 """
 
-import codecs
 import csv
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from precache.errors import SourceError, did_you_mean, os_reason
 from precache.sources.rows import Row, TableColumn
+from precache.sources.text_files import encoding_of, find_delimiter, utf_8_remedy
 from precache.storage import open_regular
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = ".jsonl"
 
-_MAX_LINE_BYTES = 64 << 20  # a file with longer lines is no table
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_MAX_LINE_LENGTH = 64 << 20  # characters; a file with longer lines is no table
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,10 @@ class CsvReader:
                 if row == 0:
                     continue  # the header
                 if len(cells) != len(header):
-                    delimiter = "comma" if self._delimiter == "," else "tab"
                     raise SourceError(
                         f"expected {len(header)} cells as in the header, got {len(cells)}",
                         path=f"{self.name}, line {line:,} (id {row - 1})",
-                        remedy=f"put quotes around a cell with a {delimiter} or a line break",
+                        remedy="put quotes around a cell that has the separator or a line break in it",
                     )
                 yield Row(line, [cells[column] for column in columns])
 
@@ -74,18 +74,15 @@ class CsvReader:
             raise SourceError("is empty; expected a first line with the names of its columns", path=self.name)
         return [name.strip() for name in names]
 
-    @property
-    def _delimiter(self) -> str:
-        return DELIMITERS[Path(self.name).suffix.lower()]
-
     def _read_records(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
         """Yield header and rows: the line that each begins in, and its cells."""
         lines = _read_lines(self.name, file)
         first_line = next(lines, "")
+        delimiter = find_delimiter(first_line, DELIMITERS[Path(self.name).suffix.lower()])
         reader = csv.reader(
             chain([first_line], lines),
-            delimiter=self._delimiter,
-            skipinitialspace=f"{self._delimiter} " in first_line,
+            delimiter=delimiter,
+            skipinitialspace=f"{delimiter} " in first_line,
             strict=True,
         )
         while True:
@@ -164,25 +161,27 @@ def open_table(path: str) -> Iterator[BinaryIO]:
 
 def _read_lines(name: str, file: BinaryIO) -> Iterator[str]:
     """Yield the lines of a table; SourceError for one that is not UTF-8, or too long."""
+    encoding = encoding_of(file.read(2))
+    file.seek(0)
+    # newline="": a line ends with LF, CR LF, or CR alone, and keeps that, for it may be in a quoted cell
+    text = TextIOWrapper(file, encoding, "surrogateescape", newline="")
     number = 0
-    while line := file.readline(_MAX_LINE_BYTES + 1):
+    while line := text.readline(_MAX_LINE_LENGTH + 1):
         number += 1
         where = f"{name}, line {number:,}"
-        if number == 1:
-            if line.startswith(_UTF_16):
-                raise SourceError("is UTF-16, expected UTF-8", path=name, remedy="save it as UTF-8")
-            line = line.removeprefix(codecs.BOM_UTF8)  # Excel writes it
-        if len(line) > _MAX_LINE_BYTES:
+        if len(line) > _MAX_LINE_LENGTH:
             raise SourceError(
-                f"is longer than {_MAX_LINE_BYTES:,} bytes", path=where, remedy="is this a table?"
+                f"is longer than {_MAX_LINE_LENGTH:,} characters", path=where, remedy="is this a table?"
             )
-        if b"\0" in line:
+        if "\0" in line:
             raise SourceError(
                 "has a NUL byte, expected text in UTF-8", path=where, remedy="save the table again as UTF-8"
             )
         try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
+            line.encode()
+        except UnicodeEncodeError as error:
+            place = len(line[: error.start].encode()) + 1
             raise SourceError(
-                f"byte {error.start + 1:,} is not UTF-8", path=where, remedy="save the table as UTF-8"
+                f"byte {place:,} is not UTF-8", path=where, remedy=utf_8_remedy(name)
             ) from error
+        yield line

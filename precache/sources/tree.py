@@ -42,7 +42,14 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
+from precache.errors import (
+    NothingFoundError,
+    SourceError,
+    check_range,
+    did_you_mean,
+    os_reason,
+    shell_command,
+)
 from precache.pictures import kinds
 from precache.pictures.reading import read_picture, read_with_retries, sizes_and_times
 from precache.reporting import abridge, quantity
@@ -62,6 +69,14 @@ SYSTEM_FOLDERS = frozenset((
 ))  # fmt: skip
 """Folders that operating systems, network storages and programs put among the user's own."""
 
+_PICTURE_FOLDERS = frozenset(
+    ("images", "image", "imgs", "img", "jpegimages", "pictures", "photos", "inputs", "input", "rgb")
+)
+_ANNOTATION_FOLDERS = frozenset((
+    "masks", "mask", "annotations", "annotation", "labels", "label", "segmentations", "segmentation",
+    "segmentationclass", "segmentationobject", "groundtruth", "ground_truth", "gt", "trimaps",
+))  # fmt: skip
+"""Names of folders that lie side by side where each picture is labelled by a file, in lower case."""
 _HASHED_SAMPLES = 4096  # how many samples are hashed at a time
 _SHARD_SUFFIXES = (".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _LINK_TO_PARENT = "a link to a folder that it lies in"
@@ -287,6 +302,7 @@ def _no_pictures_error(top: Entry, root: Path, class_depth: int) -> NothingFound
         return NothingFoundError(
             "has no pictures in it (make a sample tree with 'precache sample DST')", path=root
         )
+    tables = [entry.name for entry in _sorted_entries(top) if _is_stray_table(entry.name)]
     expected = f"expected {root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
     if not _has_picture(top, 0):
         sample = "make a sample tree with 'precache sample DST'"
@@ -299,7 +315,21 @@ def _no_pictures_error(top: Entry, root: Path, class_depth: int) -> NothingFound
         f"has no class folder with pictures, but pictures; {expected} (for {contents} pass "
         f"--class-depth {depth})",
         path=root,
+        remedy=_advice_on_tables(root, tables) if tables else "",
     )
+
+
+def _is_stray_table(path: str) -> bool:
+    """Return whether the path in a tree is that of a table beside the class folders."""
+    return "/" not in path and is_table(Path(path)) and "submission" not in path.lower()
+
+
+def _advice_on_tables(root: Path, tables: list[str]) -> str:
+    """Return what to run if the pictures have their labels in a table, not by their folders."""
+    command = shell_command(
+        "precache convert", root / tables[0], "DST --root FOLDER --image COLUMN --label COLUMN"
+    )
+    return f"if the labels of the pictures are in {abridge(tables)}, run: {command}"
 
 
 class _Lister:
@@ -321,6 +351,7 @@ class _Lister:
         self._ignored_pictures: list[IgnoredPath] = []  # those of _ignored that look like pictures
         self._deeper = 0  # number of pictures in a folder inside their class folder
         self._subfolders: dict[str, str] = {}  # name of a class -> some of its folders, as text
+        self._inner_names = Counter[str]()  # name of a folder -> number of class folders that it lies in
         self._links_to_parents: list[str] = []
         self._first_paths: dict[tuple[int, int], str] = {}  # a folder's device and inode -> its path
         self._repeated_folders: list[str] = []  # lines such as "'b' is 'a'"
@@ -332,6 +363,7 @@ class _Lister:
         if self._class_depth == 0:
             self._list_class("", path, folder)
             return
+        self._check_no_annotations(folder, path)
         class_folders = list(self._class_folders(folder, path, "", self._class_depth))
         class_folders.sort(key=lambda class_folder: class_folder[0])
         for class_name, class_path, class_folder in class_folders:
@@ -341,6 +373,24 @@ class _Lister:
                 if first_path != class_path:
                     self._repeated_folders.append(f"{class_path!r} is {first_path!r}")
             self._list_class(class_name, class_path, class_folder)
+
+    def _check_no_annotations(self, folder: Entry, path: str) -> None:
+        """Raise SourceError if `folder` has pictures beside the masks or labels of each, and not classes."""
+        folders = [entry for entry in _sorted_entries(folder) if entry.is_dir()]
+        annotations = [entry.name for entry in folders if _base_name(entry) in _ANNOTATION_FOLDERS]
+        pictures = [entry for entry in folders if _base_name(entry) in _PICTURE_FOLDERS]
+        if not annotations or not pictures or not _has_picture(pictures[0], 0):
+            return
+        inner = [entry.name for entry in pictures[0].entries() if entry.is_dir()]
+        has_classes = _has_mostly_folders(pictures[0]) and not all(map(split_of, inner))
+        flags = () if has_classes else ("--class-depth 0",)
+        name = pictures[0].name
+        command = shell_command("precache convert", self._root / path / name, "DST", *flags)
+        raise SourceError(
+            f"{name!r} and {annotations[0]!r} are pictures and what labels them, not classes",
+            path=self._root / path,
+            remedy=f"for the pictures alone, without these labels, run: {command}",
+        )
 
     def leave_out(self, entry: Entry, reason: str) -> None:
         """Ignore a file, or every file in a folder, for this reason."""
@@ -405,6 +455,7 @@ class _Lister:
         if count:
             self.counts.append(count)
             self._class_names.append(class_name)
+            self._inner_names.update(subfolders.keys())
             if len(subfolders) > 1:
                 self._subfolders[class_name] = abridge([repr(_join(class_name, name)) for name in subfolders])
         elif class_name:
@@ -445,15 +496,24 @@ class _Lister:
         if self._repeated_folders:
             names = abridge(self._repeated_folders)
             yield f"{root}: class folders that are the same folder, so pictures count twice: {names}"
+        tables = [ignored.path for ignored in self._ignored if _is_stray_table(ignored.path)]
+        if tables and self._class_depth:
+            yield f"{root}: {_advice_on_tables(root, tables)}"
         all_deeper = self._deeper == len(self._samples)
         if self._class_depth and self._subfolders and all_deeper:
             name, subfolders = next(iter(self._subfolders.items()))
             remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
             if class_count == 1 and list(self._samples.split_of) == [""]:
                 remedy = f"name {root}/{name} instead"
+            splits = ""
+            if self._class_depth == 1 and max(self._inner_names.values()) > 1:
+                splits = (
+                    f"; or if folders such as {name!r} are splits, list them in a file, in lines such as "
+                    f"'{name},train', and pass it with --splits, or splits="
+                )
             yield (
                 f"{root}: all pictures lie deeper than their class folders; if {subfolders} are classes, "
-                f"{remedy}"
+                f"{remedy}{splits}"
             )
 
     def scan(self, warnings: Iterable[str], *, allow_empty: bool) -> Scan:
@@ -614,6 +674,11 @@ def _sorted_entries(folder: Entry) -> list[Entry]:
 
 def _sort_by_name(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def _base_name(folder: Entry) -> str:
+    """Return the name of a folder without numbers: image_2 is a folder of images."""
+    return re.sub(r"[-_0-9]+$", "", folder.name.lower())
 
 
 def is_skipped_folder(name: str) -> bool:

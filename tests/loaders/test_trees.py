@@ -84,6 +84,22 @@ def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path,
         assert served(source, split=split, splits=split_list) == served(tmp_path / "listed", split=split)
 
 
+def test_folders_of_splits_in_another_language_are_listed(raw_tree: Path, tmp_path: Path) -> None:
+    tree = put(
+        tmp_path / "tree", {f"entrenamiento/{name}": file for name, file in files_of(raw_tree).items()}
+    )
+    shutil.copytree(raw_tree, tree / "prueba")
+    with pytest.raises(SettingError, check=lambda error: "'FOLDER,train'" in error.remedy):
+        loaders.build(tree, split="prueba")
+    split_list = tmp_path / "list.csv"
+    split_list.write_text("entrenamiento,train\nprueba,test\n")
+    precache.convert(tree, tmp_path / "listed", small_recipe("shards"), split_list=split_list, workers=0)
+    for split, folder in (("train", "entrenamiento"), ("test", "prueba")):
+        pairs = served(tree, split=split, splits=split_list)
+        assert pairs == served(tmp_path / "listed", split=split)
+        assert [label for _, label in pairs] == ImageFolder(tree / folder).targets
+
+
 def test_wrong_splits_of_a_tree_are_refused(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:

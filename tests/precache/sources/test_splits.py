@@ -1,6 +1,8 @@
 """Split lists, and warnings of splits and classes that get no pictures."""
 
 import os
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, convert, open_dataset, verify_deep
+from precache.dataset.index import Rejected
 from precache.errors import PrecacheError, SettingError
+from precache.sources.rejected_list import read_list, write_list
+from precache.sources.splits import apply_list
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.tars import put
+from tests.precache.sources.tars import put, scan_of
 
 
 def test_a_split_list_assigns_each_picture(raw_tree: Path, tmp_path: Path) -> None:
@@ -35,6 +40,64 @@ def test_a_split_list_assigns_each_picture(raw_tree: Path, tmp_path: Path) -> No
         convert(raw_tree, out, Recipe(format="shards", splits="a=0.5,b=0.5"), workers=0, split_list=list_file)
     with pytest.raises(PrecacheError, check=lambda error: str(error).startswith(f"{out}: ")):
         convert(raw_tree, out, recipe, workers=0)
+
+
+LIST_FORMS: dict[str, Callable[[str], bytes]] = {
+    "byte order mark": lambda text: text.encode("utf-8-sig"),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "CR": lambda text: text.replace("\n", "\r").encode(),
+    "CR LF": lambda text: text.replace("\n", "\r\n").encode("utf-16"),
+    "semicolons": lambda text: text.replace(",", ";").encode("utf-8-sig"),
+    "tabs": lambda text: text.replace(",", "\t").encode(),
+}
+"""Functions that save the text of a list as people's programs do."""
+
+
+@pytest.mark.parametrize("form", LIST_FORMS)
+def test_lists_are_read_as_people_have_them(form: str, converted: dict[str, Path], tmp_path: Path) -> None:
+    """Lists of splits, ids and rejected pictures may be saved by Excel, and on Windows."""
+    encode, file = LIST_FORMS[form], tmp_path / "list.csv"
+    scan = scan_of(converted["shards"])
+    paths = [sample.path for sample in scan.samples][:9:2]
+    for separator in ("/", "\\"):
+        names = [path.replace("/", separator) for path in paths]
+        file.write_bytes(encode("path,split\n" + "".join(f"{name},val\n" for name in names)))
+        listed, _ = apply_list(scan, Recipe(format="shards"), file)
+        assert [(sample.path, sample.split) for sample in listed.samples] == [(path, "val") for path in paths]
+        for lines in (names, ["0", *names[1:4], "8"]):
+            file.write_bytes(encode("".join(f"{line}\n" for line in lines)))
+            assert [*scan_of(converted["shards"], ids=str(file)).samples.list_paths()] == paths
+    rejected = tuple(Rejected(path, "no picture", bytes=3, modified_ns=1) for path in paths)
+    write_list(file, rejected)
+    file.write_bytes(encode(file.read_text().replace("\r", "")))
+    assert read_list(file) == rejected
+
+
+SPANISH = {"entrenamiento": "train", "prueba": "test", "validaci\u00f3n": "val"}
+
+
+def test_folders_of_splits_may_have_the_names_of_a_list(tmp_path: Path) -> None:
+    files = {
+        f"{split}/{name}/{number}.png": encode_image(Image.new("RGB", (9, 9), (number, 0, 0)))
+        for number, (split, name) in enumerate(product(SPANISH, ("cat", "dog", "dog/deep")))
+    }
+    tree = put(tmp_path / "tree", files)
+    list_file, recipe = tmp_path / "list.csv", Recipe(format="shards", size=8)
+    list_file.write_text("".join(f"{folder},{split}\n" for folder, split in SPANISH.items()))
+    manifest = convert(tree, tmp_path / "out", recipe, workers=0, split_list=list_file).manifest
+    assert manifest.classes == ("cat", "dog")
+    for split, count in manifest.split_samples.items():
+        index = open_dataset(tmp_path / "out").read_index(split)
+        (folder,) = (name for name, listed in SPANISH.items() if listed == split)
+        assert count == 3
+        for row in range(count):
+            assert index.path(row).split("/")[:2] == [folder, manifest.classes[index.labels[row]]]
+    assert verify_deep(tmp_path / "out", tree, workers=0) == []
+    (warning,) = scan_tree(tree).warnings
+    assert "'entrenamiento,train'" in warning
+    list_file.write_text("entrenamiento/cat,train\n")
+    with pytest.raises(PrecacheError, match="without class folders"):
+        convert(tree, tmp_path / "other", recipe, workers=0, split_list=list_file)
 
 
 BAD: list[tuple[bytes | None, list[str]]] = [

@@ -196,7 +196,9 @@ BAD: list[tuple[str | bytes, dict[str, Any], str, list[str]]] = [
     ("path,a\n0.jpg,[0 1]\n1.jpg,[1 0]\n", A, ", line 3 (id 1)", ["--target number"]),
     ("path,a\n0.jpg,[ True False]\n1.jpg,[False True]\n", A, ", line 2 (id 0)", ["--target number"]),
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ", line 4 (id 1)", ["expected 2 cells", "got 1"]),
-    (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ", line 3", ["byte 10"]),
+    (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ", line 3", ["byte 10", "iconv -f WINDOWS-1252 -t UTF-8"]),
+    (b"Bild;Sch\xe4den\r\n0.jpg;ja\r\n", {}, ", line 1", ["byte 9", "iconv -f WINDOWS-1252 -t UTF-8"]),
+    ("path,a\n0.jpg,x\n".encode("utf-16-le"), {}, ", line 1", ["NUL", "UTF-8"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ", line 2 (id 0)", ["'../x'"]),
     ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', A, ", line 2 (id 1)", ["'a'"]),
 ]
@@ -215,6 +217,53 @@ def test_a_bad_table_is_refused_in_one_line(
     assert "\n" not in message
     assert len(message) < 500
     assert [detail for detail in details if detail not in message] == []
+
+
+TABLE = "path,label,note\npics/a.jpg,cat,\u00e9t\u00e9\npics/b.jpg,dog,x\npics/c.jpg,cat,y\n"
+PEOPLES_TABLES: dict[str, tuple[str, bytes]] = {
+    "CR": ("t.csv", TABLE.replace("\n", "\r").encode()),
+    "CR LF": ("t.csv", TABLE.replace("\n", "\r\n").encode()),
+    "a byte order mark": ("t.csv", TABLE.encode("utf-8-sig")),
+    "UTF-16": ("t.csv", TABLE.replace("\n", "\r\n").encode("utf-16")),
+    "UTF-16 of big-endian": ("t.tsv", b"\xfe\xff" + TABLE.replace(",", "\t").encode("utf-16-be")),
+    "semicolons": ("t.csv", TABLE.replace(",", ";").encode("utf-8-sig")),
+    "tabs": ("t.csv", TABLE.replace(",", "\t").encode()),
+    "bars": ("t.csv", TABLE.replace(",", "|").encode()),
+    "semicolons and spaces": ("t.csv", TABLE.replace(",", "; ").encode()),
+    "commas in a TSV": ("t.tsv", TABLE.encode()),
+    "backslashes": ("t.csv", TABLE.replace("/", "\\").encode()),
+    "some backslashes": ("t.csv", TABLE.replace("pics/", ".\\pics\\", 1).encode()),
+    "no extensions": ("t.csv", TABLE.replace(".jpg", "").encode()),
+    "ids of Windows": ("t.csv", TABLE.replace(".jpg", "").replace("/", "\\").encode("utf-16")),
+    "quoted cells": ("t.csv", TABLE.replace("cat", '"cat"').replace("\n", "\r").encode()),
+    "JSON lines": ("t.jsonl", "".join(
+        f'{{"path": "pics/{name}.jpg", "label": "{label}", "note": "{note}"}}\r'
+        for name, label, note in (("a", "cat", "\u00e9t\u00e9"), ("b", "dog", "x"), ("c", "cat", "y"))
+    ).encode("utf-16")),
+}  # fmt: skip
+"""Tables as programs save them: name and content; all say the same."""
+
+
+@pytest.mark.parametrize("kind", PEOPLES_TABLES)
+def test_tables_are_read_as_people_have_them(kind: str, photos: Path) -> None:
+    files = {f"pics/{name}.jpg": b"\xff\xd8\xff" + name.encode() for name in "abc"}
+    put(photos, files)
+    name, content = PEOPLES_TABLES[kind]
+    scan = scan_text(photos, content, name, label="label", fields=("note",))
+    assert scan.warnings == ()
+    assert {ref.path: scan.source.read(ref, 100) for ref in scan.samples} == files
+    assert [scan.classes[ref.label] for ref in scan.samples] == ["cat", "dog", "cat"]
+    notes = [scan.samples.fields["note"].row_value(row) for row in range(3)]
+    assert notes == ["\u00e9t\u00e9", "x", "y"]
+
+
+def test_a_file_is_that_of_its_path_as_written_if_there_is_one(photos: Path) -> None:
+    put(photos, {"a": b"\xff\xd8\xff1", "a.jpg": b"\xff\xd8\xff2", "b\\c.jpg": b"\xff\xd8\xff3"})
+    put(photos, {"b/c.jpg": b"\xff\xd8\xff4"})
+    scan = scan_text(photos, "path\na\nb\\c.jpg\n")
+    assert [scan.source.read(ref, 100)[-1:] for ref in scan.samples] == [b"1", b"3"]  # type: ignore[index]
+    with pytest.raises(SourceError, check=lambda error: str(error.path).endswith("line 3 (id 1)")):
+        scan_text(photos, "path\n0.jpg\n0\n")  # one picture twice
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(photos: Path) -> None:

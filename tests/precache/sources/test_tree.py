@@ -211,6 +211,44 @@ def test_pictures_that_image_folder_does_not_list_are_counted(
         assert counts in caplog.messages[0]
 
 
+SIDE_BY_SIDE = [
+    ("images/1 masks/1", "images DST --class-depth 0"),
+    ("train/images/1 train/masks/1 val/images/2 val/masks/2", "train/images DST --class-depth 0"),
+    ("images/train/1 images/val/2 masks/train/1 masks/val/2", "images DST --class-depth 0"),
+    ("JPEGImages/1 SegmentationClass/1 SegmentationObject/1", "JPEGImages DST --class-depth 0"),
+    ("image_2/1 gt_2/1", "image_2 DST --class-depth 0"),
+    ("images/cat/1 images/dog/2 annotations/trimaps/1", "images DST"),
+    ("images/1 cat/2", ""),
+    ("masks/1 hats/2", ""),
+]
+"""Names of pictures, and how the command of the error ends, if there is an error."""
+
+
+@pytest.mark.parametrize(("names", "command"), SIDE_BY_SIDE)
+def test_pictures_beside_their_masks_are_refused(names: str, command: str, tmp_path: Path) -> None:
+    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
+    if not command:
+        assert len(scan_tree(tmp_path).classes) == 2
+        return
+    with pytest.raises(SourceError, check=lambda error: str(error).endswith(f"/{command}")):
+        scan_tree(tmp_path)
+
+
+TABLES_BESIDE = ["train/1 test/2", "1", "train_images/1 test_images/2", "train/1"]
+
+
+@pytest.mark.parametrize("names", TABLES_BESIDE)
+def test_a_table_beside_the_pictures_is_named(names: str, tmp_path: Path) -> None:
+    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
+    put(tmp_path, {"labels.csv": b"id,breed\n1,pug\n", "sample_submission.csv": b"id,pug\n1,0.5\n"})
+    try:
+        message = "\n".join(scan_tree(tmp_path).warnings)
+    except SourceError as error:
+        message = str(error)
+    assert f"precache convert {tmp_path}/labels.csv DST --root FOLDER --image COLUMN" in message
+    assert "submission" not in message
+
+
 def test_commands_count_deeper_pictures_and_name_those_without_class(tmp_path: Path) -> None:
     picture = encode_image(Image.new("RGB", (9, 7), "red"))
     files = ["photos/cat/1.png", "photos/cat/more/2.png", "photos/dog/tail/ears/3.png", "photos/cover.png"]

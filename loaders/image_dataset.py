@@ -1,7 +1,9 @@
 """Dataset of single samples, for code that is written for torchvision's ImageFolder."""
 
+import io
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torchvision.datasets import VisionDataset, folder
 
 from loaders.dataset import RAW, SplitData, open_split, picture_remedy
@@ -30,6 +32,7 @@ from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
+from precache.pictures.kinds import decoder_kinds
 from precache.recipe import Recipe
 from precache.reporting import abridge
 from precache.sources.tree import split_of
@@ -53,10 +56,19 @@ def load_tensor(path: str) -> torch.Tensor:
     return torch.from_numpy(_load(path, images.decode_pixels)).permute(2, 0, 1)
 
 
-def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
+def _load(path: str, decode: Callable[[bytes | Image.Image, str], T]) -> T:
     """Read and `decode` a file; errors are subclasses of those of ImageFolder, which scripts catch."""
     try:
-        return decode(images.read_bytes(path), path)
+        data = images.read_bytes(path)
+        try:
+            return decode(data, path)
+        except ImageError:
+            if not ImageFile.LOAD_TRUNCATED_IMAGES:
+                raise
+            # The program wants what there is of a damaged picture: what its own Pillow decodes.
+            with suppress(Exception):
+                return decode(Image.open(io.BytesIO(data), formats=decoder_kinds(data, path)), path)
+            raise
     except ImageError as error:
         raise UnreadablePictureError(error.path, error.reason, remedy=error.remedy) from error
     except SourceError as error:
@@ -75,8 +87,9 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     `decode="tensor"`, uint8 [channels, height, width] in channels-last memory, after `transform`; the label
     comes after `target_transform`. Samples and order are those of ImageFolder over the tree, by ascending
     ids, for raw and converted data alike; pictures that it does not list, such as GIFs, are left out. A
-    picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored. The label is the class as an int, if each sample has one
+    picture of a raw tree has its full size, turned upright as EXIF says; a damaged one raises, unless the
+    program sets Pillow's `ImageFile.LOAD_TRUNCATED_IMAGES`. One of a converted folder has the size that is
+    stored. The label is the class as an int, if each sample has one
     class; otherwise a tensor, see `loaders.transfer`.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file

@@ -66,6 +66,7 @@ class ProcessesReader:
             collate_fn=_identity,
             worker_init_fn=_freeze_garbage,
             persistent_workers=True,
+            generator=torch.Generator("cpu"),  # else each epoch would draw from the program's own
         )
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:

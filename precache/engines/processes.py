@@ -49,7 +49,9 @@ _MAX_FATAL = 16  # units of a task that are left out, at most
 
 _REPORT_S = 0.1  # how often progress is reported
 _NO_UNIT = -1
-_REMEDY = "use workers=0, or define its class at the top of a module"
+_REMEDY = (
+    "use workers=0, or define its class at the top of a module, and leave open files out in __getstate__"
+)
 
 
 def available_cpus() -> int:
@@ -313,11 +315,12 @@ class _Worker:
         self._reported = 0
         method = "fork" if _may_fork() else "spawn"
         context: Any = multiprocessing.get_context(method)
-        work = (function, finish) if method == "fork" else _pickle((function, finish))
+        # A fork gets a copy, too: its open files would be those of the parent, which has their positions.
+        work = _pickle((function, finish))
         try:
             self._shared = context.RawValue(_SharedProgress)
             self.connection, worker_end = context.Pipe()
-            arguments = (worker_end, self._shared, work)
+            arguments = (worker_end, self._shared, work, method == "fork")
             self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
             try:
                 # SIGINT: on Ctrl-C the parent ends the run. OPENBLAS_NUM_THREADS: NumPy's threads would only
@@ -452,22 +455,24 @@ def picklable_error(error: Exception) -> Exception:
 def _serve(
     connection: "Connection[Any, Any]",
     shared: _SharedProgress,
-    work: tuple[Callable[..., Any], Callable[..., Any]] | bytes,
+    work: bytes,
+    is_fork: bool,
 ) -> None:
     """Run the tasks that the parent sends, until the parent is gone.
 
     Args:
         connection: the worker's end of the pipe.
         shared: memory for the worker's progress.
-        work: `function` and `finish`; pickled where the process was spawned.
+        work: `function` and `finish`, pickled.
+        is_fork: whether this process is a fork.
     """
     parent: Any = multiprocessing.parent_process()
-    if not isinstance(work, bytes):
+    if is_fork:
         _drop_inherited({connection.fileno(), parent.sentinel})
     try:
         with thread_errors():
             threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-        function, finish = pickle.loads(work) if isinstance(work, bytes) else work
+        function, finish = pickle.loads(work)
     except WorkerError as error:
         connection.send(_Answer(error=error))
         return

@@ -162,12 +162,12 @@ def read_bytes(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
     return read_picture(path, max_pixels)
 
 
-def decode(data: bytes, path: str) -> PillowImage.Image:
+def decode(data: bytes | PillowImage.Image, path: str) -> PillowImage.Image:
     """Decode a picture in full size to a Pillow image of mode RGB, on white; see `decode_for`."""
     return PillowImage.fromarray(decode_pixels(data, path))
 
 
-def decode_pixels(data: bytes, path: str) -> Pixels:
+def decode_pixels(data: bytes | PillowImage.Image, path: str) -> Pixels:
     """Decode a picture in full size to RGB, uint8 [height, width, 3], on white; see `decode_for`."""
     content = decode_for(data, path, Rendering(size=1), jpeg_mode="RGB").content
     return content if isinstance(content, np.ndarray) else np.array(content.convert("RGB"))

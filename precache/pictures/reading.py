@@ -52,6 +52,7 @@ _FINAL = frozenset(
 _REMEDIES = {
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",
+    errno.EBADF: "open the dataset's files anew in each worker process, or use workers=0",
     errno.ENOMEM: "use fewer --workers, or free some memory",
 }
 _MAX_BYTES_PER_PIXEL = 8  # four channels of 16 bits

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import io
 import os
 import pickle
 import random
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 from torchvision import transforms
 from torchvision.datasets import ImageFolder, VisionDataset, wrap_dataset_for_transforms_v2
@@ -573,3 +574,46 @@ def test_a_damaged_sample_or_shard_is_named_also_in_a_worker(
         for dataset in (read, unread):
             with pytest.raises(PrecacheError, match=shard.name):
                 dataset[position]
+
+
+def damaged_files() -> dict[str, bytes]:
+    """Return the content of damaged pictures, by the names of their files."""
+    files = {}
+    for extension, kind in {"png": "PNG", "jpg": "JPEG", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM"}.items():
+        memory = io.BytesIO()
+        Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 50, 3), np.uint8)).save(memory, kind)
+        data = memory.getvalue()
+        files[f"whole.{extension}"] = data
+        for share in (3, 10, 60, 99):
+            files[f"cut{share}.{extension}"] = data[: len(data) * share // 100]
+        files[f"flipped.{extension}"] = data[: len(data) // 2] + b"\xff" + data[len(data) // 2 + 1 :]
+        files[f"zeros.{extension}"] = data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
+    return files | {"empty.png": b"", "text.jpg": b"no picture"}
+
+
+@pytest.mark.parametrize("takes_truncated", [False, True])
+@pytest.mark.parametrize("decode", ["pil", "tensor"])
+def test_a_damaged_picture_is_served_where_image_folder_serves_it(
+    decode: Any, takes_truncated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    for name, data in damaged_files().items():
+        (tmp_path / "a" / name).write_bytes(data)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", takes_truncated)
+    expected, dataset = ImageFolder(tmp_path), ImageDataset(tmp_path, decode=decode)
+    assert dataset.samples == expected.samples
+    served = 0
+    for position, (path, _) in enumerate(expected.samples):
+        try:
+            picture = expected[position][0]
+        except Exception:
+            picture = None
+        if picture is None:
+            with pytest.raises(PrecacheError, match=os.path.basename(path)):
+                dataset[position]
+        elif takes_truncated or not os.path.basename(path).startswith(("flipped", "zeros")):
+            pixels = np.asarray(dataset[position][0])
+            shape = (pixels.shape[1], pixels.shape[2]) if decode == "tensor" else pixels.shape[:2]
+            assert shape == (picture.height, picture.width)
+            served += 1
+    assert served >= 15 if takes_truncated else served >= 5

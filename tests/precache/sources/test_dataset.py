@@ -3,8 +3,11 @@
 import functools
 import io
 import math
+import os
 import re
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,87 @@ def test_a_failing_disk_is_an_error_and_rejects_nothing() -> None:
     items[9] = OSError(5, "Input/output error")
     with pytest.raises(SourceError, match="row 9", check=lambda error: not isinstance(error, ImageError)):
         scan.source.read(scan.samples[9], MAX_PIXELS)
+
+
+class Zipped:
+    """Dataset over the members of a zip, which it opens when it first reads one."""
+
+    file: zipfile.ZipFile | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
+        if self.file is None:
+            self.file = zipfile.ZipFile(self.path)
+        return Image.open(io.BytesIO(self.file.read(str(row)))), row % 2
+
+
+class Reopening(Zipped):
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+
+class OpenedAtOnce(Reopening):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.file = zipfile.ZipFile(path)
+
+
+class ReopeningInPlace(OpenedAtOnce):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+class Numbered(Reopening):
+    """Reads by the number of an open file, which pickle takes for a number like any other."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "descriptor": self.descriptor}
+
+    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
+        os.lseek(self.descriptor, 0, os.SEEK_CUR)
+        return super().__getitem__(row)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (Reopening, ""),
+        (OpenedAtOnce, ""),
+        (ReopeningInPlace, ""),
+        (Zipped, "__getstate__"),
+        (Numbered, "anew in each worker process"),
+    ],
+)
+def test_a_dataset_with_an_open_file_is_read_by_workers_or_refused(
+    kind: type[Zipped], remedy: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork would share the place in the file with the other workers."""
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: method == "fork")
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as file:
+        for row in range(20):
+            content = io.BytesIO()
+            picture(row).save(content, "PNG")
+            file.writestr(str(row), content.getvalue())
+    recipe = small_recipe("shards", shard_bytes=1)
+    dataset = kind(tmp_path / "pictures.zip")
+    with pytest.raises(PrecacheError) if remedy else nullcontext() as raised:
+        samples = convert(dataset, tmp_path / "out", recipe, workers=2).manifest.samples
+    if raised is None:
+        assert samples == 20
+    else:
+        assert remedy in raised.value.remedy
+        assert "workers=0" in raised.value.remedy
+    convert(dataset, tmp_path / "out", recipe, workers=0)
 
 
 class _Random(Items):

@@ -46,7 +46,9 @@ __all__ = ["Source", "SourceOptions", "open_source"]
 _COMPRESSED_TABLES = tuple(
     f"{suffix}{compression}" for suffix in TABLE_SUFFIXES for compression in (".gz", ".xz", ".zst")
 )
-_OTHER_TABLES = (*_COMPRESSED_TABLES, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow")
+_OTHER_TABLES = (
+    *_COMPRESSED_TABLES, ".txt", ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow",
+)  # fmt: skip
 """Suffixes of tables that cannot be read, so that the error says so."""
 _ARCHIVES = (".zip", ".rar", ".7z", ".tar.lz4", ".tar.lz", ".tar.z", *webdataset.COMPRESSED_SUFFIXES)
 """Suffixes of archives, which are unpacked by other programs."""

@@ -5,9 +5,9 @@ A split list is a CSV file with lines `path,split`:
     001.ak47/001_0001.jpg,train
     "002.american-flag/a, b.jpg",val
 
-Paths are relative to the source tree. A first line `path,split` is a header. Pictures that are not listed are
-left out. A list may name folders of a tree instead, whose names do not say their splits; the class folders
-lie in these then:
+Paths are relative to the source tree. A first line such as `path,split` is a header. Pictures that are not
+listed are left out. A list may name folders of a tree instead, whose names do not say their splits; the class
+folders lie in these then:
 
     entrenamiento,train
     prueba,test
@@ -162,7 +162,7 @@ def _parse_list(path: Path, content: bytes) -> dict[str, str]:
                 path=f"{path}, line {reader.line_num}",
             ) from error
         line = f"{path}, line {reader.line_num}"
-        if not row or (reader.line_num == 1 and row == ["path", "split"]):
+        if not row or (reader.line_num == 1 and row[-1].strip().lower() == "split"):
             continue
         if len(row) != _COLUMNS or not SPLIT_NAME.fullmatch(row[1].strip()):
             raise SettingError(

@@ -164,9 +164,9 @@ def _read_lines(name: str, file: BinaryIO) -> Iterator[str]:
     encoding = encoding_of(file.read(2))
     file.seek(0)
     # newline="": a line ends with LF, CR LF, or CR alone, and keeps that, for it may be in a quoted cell
-    text = TextIOWrapper(file, encoding, "surrogateescape", newline="")
+    text = TextIOWrapper(file, encoding, "strict" if encoding == "utf-16" else "surrogateescape", newline="")
     number = 0
-    while line := text.readline(_MAX_LINE_LENGTH + 1):
+    while line := _read_line(name, text):
         number += 1
         where = f"{name}, line {number:,}"
         if len(line) > _MAX_LINE_LENGTH:
@@ -185,3 +185,13 @@ def _read_lines(name: str, file: BinaryIO) -> Iterator[str]:
                 f"byte {place:,} is not UTF-8", path=where, remedy=utf_8_remedy(name)
             ) from error
         yield line
+
+
+def _read_line(name: str, text: TextIOWrapper) -> str:
+    """Read the next line, or its start if it is too long; SourceError if UTF-16 breaks off."""
+    try:
+        return text.readline(_MAX_LINE_LENGTH + 1)
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"is damaged UTF-16 ({error.reason})", path=name, remedy="save it again, as UTF-8"
+        ) from error

@@ -381,6 +381,11 @@ class _Lister:
         pictures = [entry for entry in folders if _base_name(entry) in _PICTURE_FOLDERS]
         if not annotations or not pictures or not _has_picture(pictures[0], 0):
             return
+        others = [
+            entry for entry in folders if _base_name(entry) not in _ANNOTATION_FOLDERS | _PICTURE_FOLDERS
+        ]
+        if any(_reason_to_skip(entry) is None and _has_picture(entry, 0) for entry in others):
+            return  # classes, two of which happen to have such names
         inner = [entry.name for entry in pictures[0].entries() if entry.is_dir()]
         has_classes = _has_mostly_folders(pictures[0]) and not all(map(split_of, inner))
         flags = () if has_classes else ("--class-depth 0",)

@@ -59,9 +59,9 @@ def test_lists_are_read_as_people_have_them(form: str, converted: dict[str, Path
     encode, file = LIST_FORMS[form], tmp_path / "list.csv"
     scan = scan_of(converted["shards"])
     paths = [sample.path for sample in scan.samples][:9:2]
-    for separator in ("/", "\\"):
+    for separator, header in (("/", "path,split"), ("\\", "Image,Split")):
         names = [path.replace("/", separator) for path in paths]
-        file.write_bytes(encode("path,split\n" + "".join(f"{name},val\n" for name in names)))
+        file.write_bytes(encode(f"{header}\n" + "".join(f"{name},val\n" for name in names)))
         listed, _ = apply_list(scan, Recipe(format="shards"), file)
         assert [(sample.path, sample.split) for sample in listed.samples] == [(path, "val") for path in paths]
         for lines in (names, ["0", *names[1:4], "8"]):

@@ -198,6 +198,7 @@ BAD: list[tuple[str | bytes, dict[str, Any], str, list[str]]] = [
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ", line 4 (id 1)", ["expected 2 cells", "got 1"]),
     (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ", line 3", ["byte 10", "iconv -f WINDOWS-1252 -t UTF-8"]),
     (b"Bild;Sch\xe4den\r\n0.jpg;ja\r\n", {}, ", line 1", ["byte 9", "iconv -f WINDOWS-1252 -t UTF-8"]),
+    ("path,a\n0.jpg,x\n".encode("utf-16")[:-1], {}, "", ["UTF-16", "UTF-8"]),
     ("path,a\n0.jpg,x\n".encode("utf-16-le"), {}, ", line 1", ["NUL", "UTF-8"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ", line 2 (id 0)", ["'../x'"]),
     ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', A, ", line 2 (id 1)", ["'a'"]),

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from fractions import Fraction
 from itertools import islice
 from numbers import Real
 from operator import index
@@ -246,6 +247,11 @@ def check_share(name: str, value: float) -> None:
     """Raise SettingError unless 0 <= value <= 1."""
     if not is_number(value) or not 0 <= value <= 1:
         raise SettingError(f"{name} must be a share from 0 to 1, got {value!r}")
+
+
+def as_typed(number: float) -> Fraction:
+    """Return the decimal that was typed for a number: 7/100 for 0.07, which is slightly more as a float."""
+    return Fraction(str(number))
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ from precache.cli.convert import RAW, deeper_line, ignored_lines
 from precache.cli.terminal import ProgressBar
 from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
+from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import human_bytes, quantity
 from precache.sources.options import option_help
@@ -140,7 +141,9 @@ def check_command(
     problems = [f"{src}/{picture.path}: {picture.reason}" for picture in report.rejected]
     if problems:
         counts = f"{len(problems):,} of {quantity(report.pictures, 'picture')} cannot be decoded"
-        problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
+        lacking = sum(kind_without_decoder(picture.reason) is not None for picture in report.rejected)
+        but = f", but for {lacking:,} that only a decoder is missing for" if lacking else ""
+        problems.append(f"{src}: {counts}; they are listed in {report.list_file}{but}")
     _print_result(problems, f"{src}: {subject} can be decoded")
 
 

@@ -22,6 +22,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -336,9 +337,9 @@ def parse_bytes(text: str) -> int:
     """Return the bytes that a text like `128MiB`, `2GB` or `1000` says; SettingError for anything else."""
     match = re.fullmatch(r"([0-9.]+)\s*([kKMGT]?)(iB|B)?", text.strip())
     try:
-        number = float(match[1]) if match else 0.0
+        number = Fraction(match[1] if match else 0)
     except ValueError:
-        number = 0.0
+        number = Fraction(0)
     if match is None or not number:
         raise SettingError(f"{text!r} is not a number of bytes", remedy="write it as in 128MiB, 2GB or 1000")
     power = " kMGT".index(match[2].replace("K", "k") or " ")
@@ -348,7 +349,7 @@ def parse_bytes(text: str) -> int:
 def parse_share(name: str, text: str) -> float:
     """Return 0.01 for `1%` or `0.01`; SettingError, which names the setting, for anything else."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)(%?)", text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    share = float(Fraction(match[1]) / (100 if match[2] else 1)) if match else -1.0
     if not 0 <= share <= 1:
         raise SettingError(f"{name} must be from 0% to 100%, or a share from 0 to 1, got {text!r}")
     return share

@@ -11,6 +11,7 @@ from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
+from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import Progress, no_progress, warn
@@ -29,7 +30,7 @@ class CheckReport:
     Attributes:
         pictures: number of pictures that were checked.
         rejected: pictures that cannot be decoded, in the order of the scan.
-        list_file: file in which they are listed.
+        list_file: file in which they are listed, without those that lack only a decoder here.
         deeper: number of pictures that lie in a folder of their class folder.
     """
 
@@ -88,7 +89,8 @@ def check(
             rejected += undecodable
     rejected.sort(key=lambda picture: picture.id)
     with os_errors_as(SettingError, "cannot be written", "choose another with --list", path=target):
-        write_list(target, rejected)
+        # a missing decoder is no property of the picture, and may be installed later
+        write_list(target, [picture for picture in rejected if not kind_without_decoder(picture.reason)])
     return CheckReport(len(scan.samples), tuple(rejected), target, scan.deeper)
 
 

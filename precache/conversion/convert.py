@@ -76,6 +76,7 @@ from precache.dataset.statistics import statistics_by_split
 from precache.errors import (
     DatasetError,
     SettingError,
+    as_typed,
     check_open_files,
     check_share,
     os_reason,
@@ -191,7 +192,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         workers = engines.worker_count(workers)
     with engines.engine_connection(engine, address):
         opened, scan, recipe = _open_and_scan(source, recipe, options, split_list)
-        max_rejected = math.ceil(max_rejects * len(scan.samples))
+        max_rejected = math.ceil(as_typed(max_rejects) * len(scan.samples))
         if options.without:
             scan = leave_out(scan, options.without)
         warn_of_undecodable(scan)

@@ -28,6 +28,7 @@ from precache.dataset.files import first_problem
 from precache.dataset.index import INDEX_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
+from precache.pictures.kinds import is_decodable_now
 from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
@@ -62,6 +63,14 @@ def check_finished(
     finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     changes = "" if manifest.source_digest == scan.digest else _describe_changes(scan, dataset)
     target.check_same(destination, finished_target, is_finished=True, changes=changes)
+    decodable = [picture.path for picture in manifest.rejected if is_decodable_now(picture.reason)]
+    if decodable:
+        raise DatasetError(
+            f"lacks {quantity(len(decodable), 'picture')} for want of a decoder that is installed now "
+            f"(first: {decodable[0]})",
+            path=destination,
+            remedy=again,
+        )
     if len(manifest.rejected) > limit:
         raise DatasetError(
             f"is finished, but {describe_rejects(len(manifest.rejected), limit)}",

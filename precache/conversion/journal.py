@@ -23,6 +23,7 @@ from precache.dataset.shard_table import ShardEntry, file_names, shard_name
 from precache.dataset.statistics import PixelSums
 from precache.errors import DatasetError, SettingError, os_reason, shell_command
 from precache.formats import FORMATS, Format
+from precache.pictures.kinds import is_decodable_now
 from precache.plan import ConvertPlan, ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import abridge, quantity, warn
@@ -301,6 +302,9 @@ class Journal:
         rows, columns = self._plans[shard.entry.name].rows, shard.columns
         for path in changed_pictures(self._scan, rows, columns[MODIFIED_NS], columns[SOURCE_CHECKSUMS]):
             return f"{path}: has changed since it was converted"
+        for picture in shard.rejected:
+            if is_decodable_now(picture.reason):
+                return f"{picture.path}: can be decoded now"
         for file in shard.entry.files:
             problem = file_problem(self.folder, file)
             if problem is not None:

@@ -17,7 +17,7 @@ that is installed.
 SVG and PDF are drawings without a size in pixels, so they are refused by name.
 """
 
-import importlib
+import importlib.util
 import os
 import re
 from contextlib import suppress
@@ -28,7 +28,7 @@ from PIL import Image as PillowImage
 from PIL import features
 
 from precache.packages import installed_version, pillow_install_command
-from precache.pictures import own_pillow
+from precache.pictures import opencv, own_pillow
 from precache.pictures.own_pillow import Image
 
 _PLUGINS = {  # kind -> Pillow's module that reads it
@@ -47,8 +47,12 @@ _KIND_OF_EXTENSION = {
 }  # fmt: skip
 _NO_DECODER = re.compile(r"this Pillow has no decoder for ([\w ]+),")
 loaded_packages: list[str] = []
-"""Plugins of DECODER_PACKAGES that are imported."""
+"""Packages, beside Pillow and simplejpeg, that decode pictures."""
 AVIF_START = b"\0\0\0\x20ftypavif"
+_HEIF_START = b"\0\0\0\x20ftypheic"
+_OPENCV_PACKAGES = (
+    "opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python"
+)  # fmt: skip
 KINDS = (*_PLUGINS, "HEIF")
 """Pillow's names of the kinds that are pictures."""
 
@@ -206,9 +210,9 @@ def kinds_not_built_in() -> list[str]:
 
 def kinds_without_decoder() -> list[str]:
     """Kinds that neither the installed Pillow nor a plugin of it reads."""
-    reads_avif = undecodable_kind(AVIF_START) is None
-    kinds = [kind for kind in kinds_not_built_in() if not (kind == "AVIF" and reads_avif)]
-    return kinds if "HEIF" in Image.OPEN else [*kinds, "HEIF"]
+    starts = {"AVIF": AVIF_START, "WEBP": opencv.START, "HEIF": _HEIF_START}
+    kinds = [*kinds_not_built_in(), "HEIF"]
+    return [kind for kind in kinds if kind not in starts or undecodable_kind(starts[kind]) is not None]
 
 
 def unreadable_extensions() -> dict[str, str]:
@@ -220,6 +224,12 @@ def unreadable_extensions() -> dict[str, str]:
 def no_decoder_reason(kind: str) -> str:
     """Reason for rejecting a picture of a kind that no decoder is installed for, with the remedy."""
     return f"this Pillow has no decoder for {kind}, so the picture may be intact; {decoder_remedy(kind)}"
+
+
+def is_decodable_now(reason: str) -> bool:
+    """Whether a picture was rejected only for want of a decoder that is installed now."""
+    kind = kind_without_decoder(reason)
+    return kind is not None and kind not in kinds_without_decoder()
 
 
 def decoder_remedy(kind: str) -> str:
@@ -246,3 +256,6 @@ with suppress(ImportError):
     _heif = importlib.import_module("pillow_heif")
     Image.OPEN["HEIF"] = _heif.HeifImageFile, _heif.is_supported
     loaded_packages.append("pillow-heif")
+if undecodable_kind(opencv.START) is not None and importlib.util.find_spec("cv2") is not None:
+    Image.OPEN["WEBP"] = opencv.open_webp, opencv.accepts  # type: ignore[assignment]  # an image decoded already
+    loaded_packages += [name for name in _OPENCV_PACKAGES if installed_version(name)][:1] or ["opencv"]

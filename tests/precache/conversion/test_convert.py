@@ -7,12 +7,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
 from precache import check, convert, open_dataset, verify
+from precache.cli.commandline import parse_bytes, parse_share
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
 from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
@@ -21,6 +24,7 @@ from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import damage_tree
 from tests.precache.destinations import contents
+from tests.precache.pictures.drawing import encode_image, noise
 
 
 @pytest.mark.parametrize(("name", "shard_bytes"), [("shards", 12 * 48 * 48 * 3), ("webdataset", 1)])
@@ -61,6 +65,24 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
         assert raised.value.path == out
         assert not (out / MANIFEST_NAME).exists()
     assert len(convert(tree, out, recipe, workers=0, max_rejects=0.02).manifest.rejected) == 2
+
+
+@pytest.mark.parametrize("share", [0.28, np.float32(0.28), "28%"])
+def test_share_of_rejects_is_the_decimal_that_was_typed(share: Any, tmp_path: Path) -> None:
+    """28% of 25 pictures is 7; as floats, slightly more."""
+    for number in range(25):
+        path = tmp_path / f"tree/a/{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"<html>" if number < 8 else encode_image(noise(8, 8, 3)))
+    value = parse_share("max_rejects", share) if isinstance(share, str) else share
+    with pytest.raises(DatasetError, match=r"at most 7 may"):
+        convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2.01kB", 2010), ("8.03kB", 8030), ("1.1KiB", 1126)])
+def test_bytes_are_the_decimal_that_was_typed(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+    assert parse_share("max_rejects", "0.07%") == 0.0007
 
 
 def test_a_finished_dataset_with_too_many_rejects_is_refused(tree: Path, tmp_path: Path) -> None:

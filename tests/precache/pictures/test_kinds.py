@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import Recipe, convert
+from precache import Recipe, check, convert
+from precache.errors import DatasetError
 from precache.pictures import kinds, own_pillow
+from precache.sources.rejected_list import read_list
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run, run_here
-from tests.precache.pictures.drawing import encode_image, load
+from tests.precache.pictures.drawing import encode_image, load, noise
 from tests.precache.pictures.test_bad_pictures import EPS
+from tests.precache.pictures.test_opencv import webp
 
 NAMES = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm", "TGA": "tga",
@@ -128,6 +131,31 @@ def test_convert_reports_a_missing_decoder_before_damaged_pictures(
     first, second, *_ = converted.stderr.splitlines()
     assert "2 pictures left out only because this Pillow has no decoder for HEIF" in first
     assert "rejected a/a.jpg" in second
+
+
+@pytest.mark.parametrize("kind", ["HEIF", "AVIF", "WEBP"])
+def test_a_picture_is_taken_once_its_decoder_is_installed(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither `check`, nor a finished or an unfinished conversion remembers it as damaged."""
+    data = webp(noise(8, 8, 3)) if kind == "WEBP" else encode_blue(kind)
+    (folder / f"a.{NAMES[kind]}").write_bytes(data)
+    recipe = Recipe(format="shards", size=8)
+    opener = own_pillow.Image.OPEN[kind]
+    monkeypatch.setitem(own_pillow.Image.OPEN, kind, (None, lambda _: "not supported"))
+    report = check(folder.parent, workers=0)
+    assert len(report.rejected) == 1
+    assert read_list(report.list_file) == ()
+    convert(folder.parent, tmp_path / "finished", recipe, workers=0, max_rejects=1)
+    with pytest.raises(DatasetError, match=f"no decoder for {kind}"):
+        convert(folder.parent, tmp_path / "unfinished", recipe, workers=0, max_rejects=0)
+    monkeypatch.setitem(own_pillow.Image.OPEN, kind, opener)
+    with pytest.raises(DatasetError, match="decoder that is installed now"):
+        convert(folder.parent, tmp_path / "finished", recipe, workers=0, max_rejects=1)
+    for name, overwrite in (("finished", True), ("unfinished", False)):
+        result = convert(folder.parent, tmp_path / name, recipe, workers=0, overwrite=overwrite)
+        assert result.manifest.rejected == ()
+    assert check(folder.parent, workers=0).rejected == ()
 
 
 def test_postscript_picture_runs_no_program(

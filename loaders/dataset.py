@@ -731,7 +731,7 @@ def _find_rejected(scan: Scan, rows: Ints) -> Positions:
         SourceError: it names all of them.
     """
     path = default_list_path(scan.root)
-    if not path.exists():
+    if not os.path.exists(path):  # a name that is too long is none
         return np.empty(0, np.int64)
     rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))
     if len(rejected) == len(rows):

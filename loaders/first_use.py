@@ -19,7 +19,7 @@ from precache.dataset.converted import is_converted
 from precache.errors import DatasetError, SettingError, SourceError, printable, shell_command
 from precache.recipe import Recipe
 from precache.sources.splits import is_list_file
-from precache.storage.urls import is_url
+from precache.storage.urls import is_url, local_path
 
 _REMIND_S = 300.0
 _LOGGER = logging.getLogger(__name__)
@@ -48,14 +48,15 @@ def convert_on_first_use(
             f"precache converts one tree on this machine into a folder, not {path} into {folder}",
             remedy="leave it out, and run 'precache convert'",
         )
-    if is_converted(Path(path)):
+    path = local_path(path)
+    if is_converted(path):
         raise SettingError(f"precache {folder}: {path} is converted already", remedy="leave precache out")
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for its parent
         raise SettingError(
             "precache: a worker process of the conversion runs the program again, from its top",
             remedy="put what it does below 'if __name__ == \"__main__\":'",
         )
-    folder = Path(folder)
+    folder = local_path(folder)
     flags = [recipe.to_flags(), *depth_flags(1 if class_depth is None else class_depth)]
     options: dict[str, Any] = {"class_depth": class_depth}
     if splits is not None and is_list_file(splits):
@@ -68,7 +69,7 @@ def convert_on_first_use(
             convert(path, folder, recipe, on_wait=_WaitLog(folder), on_progress=bar, **options)
     except DatasetError as error:
         if not isinstance(error, SourceError):
-            command = shell_command("precache convert", Path(path), folder, *flags)
+            command = shell_command("precache convert", path, folder, *flags)
             if is_converted(folder):
                 error.remedy = f"to convert again, run: {command} --overwrite; or name another folder"
             else:

@@ -6,7 +6,6 @@ fills; a command that needs another default gives it to `option` or `run_options
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -15,11 +14,11 @@ from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
 from loaders.device import find_device
-from precache.cli.commandline import PathOrUrl, combine_options
+from precache.cli.commandline import LocalPath, PathOrUrl, combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError
 
-PATH = click.Path(path_type=Path)
+PATH = LocalPath()
 PLACE = PathOrUrl()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}

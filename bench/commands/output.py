@@ -12,12 +12,12 @@ from bench.measure.trials import can_keep_trials
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
-from precache.cli.commandline import STDOUT, check_output, combine_options, note
+from precache.cli.commandline import STDOUT, LocalPath, check_output, combine_options, note
 from precache.cli.terminal import ProgressBar
 from precache.page import write as write_page
 from precache.reporting import Progress, explain_interruption, no_progress
 
-_PATH = click.Path(path_type=Path)
+_PATH = LocalPath()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

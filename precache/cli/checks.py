@@ -111,7 +111,7 @@ def _convert_command(dst: Location, source: Location | str) -> str:
 @click.option(
     "--list",
     "list_file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Write the list here.  [default: SRC.rejected.csv]",
 )
 @click.option(
@@ -152,12 +152,12 @@ def check_command(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "--html",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Write a web page: pictures, splits, classes, sizes, what was left out.",
 )
 @click.option(
     "--duplicates",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Write a CSV file of the pictures of equal content: group, split, label, path.",
 )
 @click.option("--all-classes", is_flag=True, help="Show every class, not the first few.")

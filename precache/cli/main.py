@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FIRST = ("convert", "verify", "inspect", "check")
 """Commands that a newcomer needs, in this order."""
-_PATH = click.Path(path_type=Path)
+_PATH = LocalPath()
 
 
 @click.group(cls=commandline.Group, name="precache", first=_FIRST)

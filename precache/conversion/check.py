@@ -18,7 +18,7 @@ from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import SampleRef, Scan, Source, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list_path, write_list
 from precache.sources.tree import scan_tree
-from precache.storage.urls import source_path
+from precache.storage.urls import local_path, source_path
 
 _TASK_PICTURES = 64
 
@@ -79,7 +79,7 @@ def check(
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
-    target = default_list_path(scan.root) if list_file is None else Path(list_file)
+    target = default_list_path(scan.root) if list_file is None else local_path(list_file)
     check_writable(target, scan.root)
     report = engines.progress_counter(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)

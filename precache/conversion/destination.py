@@ -3,8 +3,9 @@
     .NAME.0123456789abcdef.new.precache    beside DST: the new dataset, until it is finished
     .NAME.0123456789abcdef.old.precache    the old one, until it is removed
 
-Nobody else uses such names. Only those files of an old dataset are removed that its manifest lists, one by
-one, index and manifest last. The next run completes, or undoes, a swap that was killed:
+A long NAME is replaced by a digest of it. Nobody else uses such names. Only those files of an old dataset
+are removed that its manifest lists, one by one, index and manifest last. The next run completes, or undoes,
+a swap that was killed:
 
     old    DST    new         what was done                       what is left to do
     -      old    unfinished  nothing                             go on converting, if asked to overwrite
@@ -33,7 +34,7 @@ from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
-from precache.storage.locks import is_mount_point, lock_path
+from precache.storage.locks import hidden_name, is_mount_point, lock_path
 
 
 def resolve(destination: Path) -> Path:
@@ -157,12 +158,12 @@ def build_folder(destination: Path) -> Path:
     unfinished = folders_beside(destination, "new")
     if unfinished:
         return unfinished[0]
-    return destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.new.precache")
+    return destination.with_name(f".{hidden_name(destination)}.{secrets.token_hex(8)}.new.precache")
 
 
 def folders_beside(destination: Path, kind: str) -> list[Path]:
     """Return the folders beside DST that are the `new` or the `old` one of a swap."""
-    pattern = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
+    pattern = re.compile(rf"\.{re.escape(hidden_name(destination))}\.[0-9a-f]{{16}}\.{kind}\.precache")
     try:
         names = sorted(filter(pattern.fullmatch, os.listdir(destination.parent)))
     except (FileNotFoundError, PermissionError):  # no swap was begun there

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from precache.dataset.duplicates import Duplicates, find_duplicates
-from precache.dataset.files import FileEntry, LocalFile, local_file_in_cache, local_file_in_folder
+from precache.dataset.files import (
+    READ_REMEDY,
+    FileEntry,
+    LocalFile,
+    local_file_in_cache,
+    local_file_in_folder,
+)
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
@@ -278,5 +284,5 @@ def _not_converted_error(folder: Path, error: OSError) -> DatasetError:
     return DatasetError(
         f"cannot be read ({os_reason(error)})",
         path=folder / MANIFEST_NAME,
-        remedy="check its permissions and its disk",
+        remedy=READ_REMEDY,
     )

@@ -11,12 +11,14 @@ from typing import TypeAlias
 
 import google_crc32c
 
-from precache.errors import os_reason
+from precache.errors import DatasetError, os_errors_as
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, no_check
 from precache.storage.shard_cache import CachedFiles
 
+READ_REMEDY = "check its permissions and its disk"
+"""Remedy for a file of a dataset that cannot be read, and may be intact."""
 _AT_A_TIME = 8  # parts of an object that are read, and held in memory, at once
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
 _CRC32C = re.compile(r"[0-9a-f]{8}")
@@ -69,18 +71,20 @@ def file_problem(folder: Path, file: FileEntry, *, content: bool = True) -> str 
         folder: folder of the dataset.
         file: the file as it was written.
         content: compare the checksum, too, for which the whole file is read; else the size alone.
+
+    Raises:
+        DatasetError: it cannot be read now, which is no damage of the file.
     """
     path = folder / file.name
-    try:
-        path_bytes = path.stat().st_size
-        if path_bytes != file.bytes:
-            return f"{path}: expected {file.bytes:,} bytes, got {path_bytes:,}"
-        if content and crc32c_file(path) != file.crc32c:
-            return f"{path}: its checksum differs from the manifest's (the bytes changed)"
-    except FileNotFoundError:
-        return f"{path}: missing"
-    except OSError as error:
-        return f"{path}: cannot be read ({os_reason(error)})"
+    with os_errors_as(DatasetError, "cannot be read", READ_REMEDY, path=path):
+        try:
+            path_bytes = path.stat().st_size
+            if path_bytes != file.bytes:
+                return f"{path}: expected {file.bytes:,} bytes, got {path_bytes:,}"
+            if content and crc32c_file(path) != file.crc32c:
+                return f"{path}: its checksum differs from the manifest's (the bytes changed)"
+        except FileNotFoundError:
+            return f"{path}: missing"
     return None
 
 

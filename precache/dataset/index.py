@@ -63,7 +63,7 @@ import xxhash
 
 from precache.dataset.bounds import Limits
 from precache.dataset.columns import Column, Rows, rows_at
-from precache.dataset.files import FileEntry, LocalFile
+from precache.dataset.files import READ_REMEDY, FileEntry, LocalFile
 from precache.errors import DatasetError, SampleError, SourceError
 from precache.pictures.reading import read_with_retries
 from precache.storage import atomic_write, open_regular
@@ -95,7 +95,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class IndexFileError(DatasetError):
-    """The index of a dataset cannot be read, or has changed since it was written."""
+    """The index of a dataset is missing, or has changed since it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +549,7 @@ def parse_header(header: bytes, file_bytes: int) -> dict[str, ArrayPlace]:
 
 
 def _map_file(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
-    """Map the file at `path`; IndexFileError unless it has the size of `entry`."""
+    """Map the file at `path`; IndexFileError unless it is there and has the size of `entry`."""
 
     def open_and_map() -> npt.NDArray[np.uint8]:
         with open_regular(path) as file:
@@ -563,8 +563,10 @@ def _map_file(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
     try:
         return read_with_retries(open_and_map, path)
     except SourceError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise IndexFileError("is missing", path=path, remedy=CONVERT_AGAIN) from error
         reason = getattr(error.__cause__, "strerror", None) or error
-        raise IndexFileError(f"cannot be read ({reason})", path=path, remedy=CONVERT_AGAIN) from error
+        raise DatasetError(f"cannot be read ({reason})", path=path, remedy=READ_REMEDY) from error
 
 
 def _read_header(path: Path, content: npt.NDArray[np.uint8], entry: IndexEntry) -> dict[str, ArrayPlace]:

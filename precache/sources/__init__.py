@@ -74,7 +74,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
         return source if is_source else _open_dataset(source, options)
     if str(source).startswith(huggingface.PREFIX):
-        folder = str(Path(str(source))).removeprefix(huggingface.PREFIX)
+        folder = os.path.expanduser(str(Path(str(source))).removeprefix(huggingface.PREFIX))
         return _open_dataset(huggingface.load_saved(folder), options, Path(folder))
     path = source_path(source)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)

@@ -105,8 +105,9 @@ class SourceOptions:
             texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
-        for path in filter(None, (self.root, *self.without)):
-            local_path(path)  # raises SettingError for a URL
+        if self.root is not None:
+            object.__setattr__(self, "root", str(local_path(self.root)))  # it raises SettingError for a URL
+        object.__setattr__(self, "without", tuple(str(local_path(path)) for path in self.without))
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:

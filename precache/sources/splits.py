@@ -38,7 +38,7 @@ _COLUMNS = 2
 def is_list_file(splits: object) -> bool:
     """Return whether the user's `splits` name a split list, not shares such as 'train=0.8,val=0.2'."""
     if isinstance(splits, str):
-        return Path(splits).is_file() or not looks_like_splits(splits)
+        return Path(splits).expanduser().is_file() or not looks_like_splits(splits)
     return isinstance(splits, os.PathLike)
 
 

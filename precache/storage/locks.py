@@ -12,6 +12,7 @@ processes of that machine are kept apart. A file system without locks is refused
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from precache.storage import is_leftover, open_append
 from precache.storage.records import PROBED_BYTES, may_be_records
 
 LOCK_SUFFIX = ".precache-lock"
+_LONG_NAME = 111  # bytes; eCryptfs allows 143, and names beside the folder have up to 32 more
 _PATIENCE_S = 1.0  # the workers of a killed process may hold its lock for a moment
 _POLL_S = 0.05
 _WAIT_S = 1.0  # between two looks at a lock that is waited for
@@ -74,7 +76,13 @@ def lock_path(destination: Path) -> Path:
     """Path of the lock file of `destination`."""
     if is_mount_point(destination):
         return destination / LOCK_SUFFIX
-    return destination.with_name(f".{destination.name}{LOCK_SUFFIX}")
+    return destination.with_name(f".{hidden_name(destination)}{LOCK_SUFFIX}")
+
+
+def hidden_name(destination: Path) -> str:
+    """Name of `destination` within longer names beside it: its own, or a digest where that is long."""
+    name = os.fsencode(destination.name)
+    return destination.name if len(name) <= _LONG_NAME else hashlib.sha256(name).hexdigest()[:32]
 
 
 def is_mount_point(folder: Path) -> bool:

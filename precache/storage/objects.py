@@ -138,6 +138,8 @@ class ObjectStore:
 
         fetch = partial(self._download_part, name, descriptor, file_bytes, check_both)
         starts = range(0, file_bytes, PART_BYTES)
+        if not starts:  # an empty object
+            return
         if len(starts) == 1:
             fetch(0)
             return

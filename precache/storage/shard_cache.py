@@ -118,7 +118,7 @@ class CachedFiles:
 
     def __init__(self, url: Url, digest: str, cache: Cache) -> None:
         self.url = url
-        self.folder = Path(os.path.abspath(cache.folder)) / digest[:32]
+        self.folder = Path(os.path.abspath(os.path.expanduser(cache.folder))) / digest[:32]
         self.cache = cache
         self._digest = digest
         self._patience = Patience.from_environment()

@@ -146,7 +146,7 @@ def _path_text(place: "str | bytes | os.PathLike[str]") -> str:
     """Convert a path or a URL to text; SettingError for a value that can be neither."""
     if not isinstance(place, str | bytes | os.PathLike):
         raise SettingError(f"{place!r:.99} is not a path", remedy="give text, or a pathlib.Path")
-    text = os.fsdecode(place)
+    text = os.path.expanduser(os.fsdecode(place))  # as torchvision does, and as a shell does
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError:

@@ -42,6 +42,16 @@ def test_convert_refuses_a_file_and_a_folder_that_overlaps_the_source(tree: Path
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["x" * 112, "x" * 225, "x" * 255, "ü" * 127])
+def test_a_destination_of_a_long_name_can_be_overwritten(name: str, tree: Path, tmp_path: Path) -> None:
+    for size, overwrite in ((8, False), (9, True)):
+        convert(
+            tree, tmp_path / "out" / name, small_recipe("shards", size=size), workers=0, overwrite=overwrite
+        )
+    assert os.listdir(tmp_path / "out") == [name]
+    assert verify(tmp_path / "out" / name) == []
+
+
 def test_overwrite_refuses_to_replace_the_working_folder(
     raw_tree: Path, converted: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

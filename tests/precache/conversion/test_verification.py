@@ -1,6 +1,10 @@
 """Verification of converted datasets against their manifest and their source."""
 
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,41 @@ from precache.dataset.index import INDEX_NAME, REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import decoder_versions
-from tests.command import run_here
+from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
 from tests.precache.sources.objects import picture
 from tests.precache.sources.tables import write_jsonl
+
+
+def forbid(path: Path) -> None:
+    path.chmod(0)
+
+
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+
+
+@pytest.mark.parametrize("name", [INDEX_NAME, MANIFEST_NAME, "train-00000.safetensors"])
+@pytest.mark.parametrize("hide", [forbid, link_to_itself])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    name: str, hide: Callable[[Path], None], converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Root may read all files, unless it gives this up."""
+    out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
+    hide(out / name)
+    prefix = AS_USER if os.geteuid() == 0 else []
+    if prefix and hide is forbid and not shutil.which("setpriv"):
+        pytest.skip("setpriv is missing")
+    code = "import sys, precache; print(precache.verify(sys.argv[1]))"
+    child = [*(prefix if hide is forbid else []), sys.executable, "-c", code, str(out)]
+    done = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done
+    assert f"{name}: cannot be read (" in done.stderr
+    assert "remove" not in done.stderr.splitlines()[-1]
 
 
 def test_verify_finds_a_changed_bit_in_any_file(raw_tree: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precache import convert, open_dataset
-from precache.dataset.index import REJECTED_NAME
+from precache import convert, open_dataset, verify
+from precache.dataset.index import INDEX_NAME, REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.sharing.push_pull import pull, push
@@ -46,6 +46,18 @@ def names_to_copy(states: dict[str, Path], before: str) -> list[str]:
     present = contents(states[before]) if before in states else {}
     names = sorted(set(contents(states["one"])) - set(present) - {MANIFEST_NAME})
     return [names[0], names[-1]]
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, INDEX_NAME, "train-00000.safetensors"])
+def test_an_empty_object_is_named(
+    name: str, states: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
+) -> None:
+    upload(states["one"], bucket / "set")
+    ObjectStore(bucket / "set").put(name, b"")
+    with pytest.raises(PrecacheError, match=name):
+        pull(bucket / "set", tmp_path / "out")
+    with pytest.raises(PrecacheError, match=name):
+        raise DatasetError(verify(bucket / "set")[0])
 
 
 @pytest.mark.parametrize("seed", range(2))

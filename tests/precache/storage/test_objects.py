@@ -66,6 +66,9 @@ def test_object_store_writes_reads_lists_and_deletes_below_its_url(
         store.download("sub/large", file.fileno(), len(content))
         with pytest.raises(StorageError, match="expected 5 bytes"):
             store.download("sub/large", file.fileno(), 5)
+    (tmp_path / "nothing").touch()
+    store.download_checked("empty", tmp_path / "nothing", 0, "00000000")
+    assert (tmp_path / "nothing").read_bytes() == b""
     assert (tmp_path / "back").read_bytes() == content
     store.delete(["c d", "never-there", "sub/large"])
     assert [info.name for info in store.list()] == ["empty"]

@@ -7,6 +7,7 @@ no forked process writes into it, and no batch keeps a file open.
 """
 
 import atexit
+import errno
 import gc
 import multiprocessing
 import os
@@ -80,6 +81,8 @@ class ProcessesReader:
         except (RuntimeError, EOFError, OSError) as error:
             if isinstance(error, OSError):
                 check_open_files(error, error.filename)
+            elif "Too many open files" in str(error):  # torch has found out by opening some
+                check_open_files(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             # EOFError, OSError: a worker died between announcing a batch and handing over its memory.
             if (death := dead_worker_error(error)) is not None:
                 raise death from error

@@ -1,6 +1,7 @@
 """Loaders keep few files open at a time, and report clearly if the process may open no more."""
 
 import gc
+import multiprocessing
 import os
 import resource
 import tracemalloc  # noqa: F401 (pytest would, when there is no file for it)
@@ -95,6 +96,21 @@ def test_batches_that_are_kept_open_no_files(
         batches = list(loader)
         assert sorted(ids_of(batches)) == ALL_IDS
         assert sorted(ids_of([*loader, *batches])) == sorted(2 * ALL_IDS)
+
+
+def test_workers_that_are_no_forks_meet_the_limit_alike(raw_tree: Path) -> None:
+    """Each of their batches comes as an open file, which torch would have a RuntimeError for."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        with build_loader(raw_tree, size=16, workers=1, batch_size=1) as loader:
+            batches = iter(loader)
+            next(batches)
+            with free_files(0), pytest.raises(OpenFilesError, check=lambda error: "ulimit" in error.remedy):
+                list(batches)
+            assert sorted(ids_of(loader)) == ALL_IDS
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics
+from precache.dataset.unfinished import unfinished_error
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -556,6 +557,8 @@ def open_split(
         if image_folder_only and dataset.manifest.is_tree:
             data = _select_listed(data, data.index["paths"].ends_with(IMAGE_FOLDER_EXTENSIONS))
         return data
+    if (unfinished := unfinished_error(path)) is not None:
+        raise unfinished
     depth = 1 if class_depth is None else class_depth
     try:
         scan = list_tree(path, depth, allow_empty=empty_classes != "leave-out")

@@ -25,6 +25,7 @@ from precache.pictures.sizes import Size, check_size, sides, size_text
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
+DEFAULT_MAX_REJECTS = 0.01
 DEFAULT_SPLITS = "train=1"
 DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
 DEFAULT_QUALITY = 95

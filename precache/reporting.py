@@ -57,4 +57,4 @@ def explain_interruption(describe_kept: Callable[[], str]) -> Iterator[None]:
 
 def nothing_lost_message() -> str:
     """Return the message of an interruption before or after the conversion of pictures."""
-    return "while nothing was being converted; nothing is lost, and the same command goes on"
+    return "while nothing was being converted; nothing is lost"

@@ -128,9 +128,32 @@ def test_the_first_lines_of_the_readme_train(photos: Path) -> None:
     text = blocks("README.md", "python")[0]
     assert "batch_size=256" in text
     model = torchvision.models.resnet18(num_classes=4)
-    names = {"model": model, "cross_entropy": torch.nn.functional.cross_entropy}
+    names = {"__name__": "__main__", "model": model, "cross_entropy": torch.nn.functional.cross_entropy}
     exec(compile(text.replace("batch_size=256", "batch_size=8, size=64"), "README.md", "exec"), names)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_first_lines_run_where_workers_import_the_program(method: str, photos: Path) -> None:
+    """macOS, Windows and Python 3.14 start workers so."""
+    text = blocks("README.md", "python")[0].replace("batch_size=256", "batch_size=16, size=32")
+    start = f"if __name__ == '__main__':\n    multiprocessing.set_start_method({method!r})\n"
+    names = "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4))\n"
+    names += "cross_entropy = torch.nn.functional.cross_entropy\n"
+    (photos / "program.py").write_text(f"import multiprocessing\nimport torch\n{start}{names}{text}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "program.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_python_that_starts_workers_has_the_guard() -> None:
+    texts = [text for guide in GUIDES for text in blocks(guide, "python")]
+    over_pictures = [text for text in texts if '("photos"' in re.sub("#.*", "", text)]
+    assert len(over_pictures) == 5
+    for text in over_pictures:
+        assert '\nif __name__ == "__main__":' in text, text
 
 
 def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:

@@ -124,6 +124,7 @@ def check_command(
 ) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 
+    It also says how many classes and splits there are, and what converting takes.
     Loaders built with on_error="skip" leave out the pictures in the default list.
     """
     with ProgressBar("check", "image") as bar:
@@ -137,6 +138,12 @@ def check_command(
         )
     if report.deeper:
         note(f"{src}: {deeper_line(report.deeper)}")
+    splits = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
+    note(f"{src}: {quantity(report.classes, 'class', 'classes')}; {splits}")
+    note(
+        f"{src}: converted to shards it takes about {human_bytes(report.shards_bytes)}, and at "
+        f"least {report.shards_s / 60:.1f} minutes"
+    )
     subject = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{picture.path}: {picture.reason}" for picture in report.rejected]
     if problems:

@@ -185,8 +185,7 @@ def run(group: click.Command, program: str, arguments: Sequence[str] | None = No
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
                 detail = str(stop).strip()  # `reporting.explain_interruption` may have added what is kept
-                again = "; run the same command again to continue, or to start over"
-                _print_error(program, f"{word} {detail}" if detail else f"{word}{again}")
+                _print_error(program, f"{word} {detail}".rstrip())
                 return code
     finally:
         for number, handler in previous.items():

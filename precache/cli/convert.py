@@ -180,8 +180,8 @@ def convert(
             raise SettingError(f"{flag_name(name)} {settings[name]} {reason}", remedy="leave it out")
     destination = DATA / format_name if dst is None else dst
 
-    def show_size(predicted: int, free: int) -> None:
-        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
+    def show_size(needed: int, free: int) -> None:
+        note(f"{destination}: will take about {human_bytes(needed)}; {human_bytes(free)} are free")
 
     with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precache import engines
+from precache.conversion.shard_writer import predict_bytes, predict_seconds
 from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
@@ -14,6 +15,8 @@ from precache.pictures import images
 from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
+from precache.plan import split_rows
+from precache.recipe import Recipe
 from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import SampleRef, Scan, Source, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list_path, write_list
@@ -32,12 +35,20 @@ class CheckReport:
         rejected: pictures that cannot be decoded, in the order of the scan.
         list_file: file in which they are listed, without those that lack only a decoder here.
         deeper: number of pictures that lie in a folder of their class folder.
+        classes: number of classes.
+        splits: number of pictures of each split.
+        shards_bytes: bytes that the pictures will take about, converted to shards.
+        shards_s: seconds that converting them to shards takes at least, in as many processes.
     """
 
     pictures: int
     rejected: tuple[Rejected, ...]
     list_file: Path
     deeper: int
+    classes: int
+    splits: dict[str, int]
+    shards_bytes: int
+    shards_s: float
 
 
 def check(
@@ -91,7 +102,17 @@ def check(
     with os_errors_as(SettingError, "cannot be written", "choose another with --list", path=target):
         # a missing decoder is no property of the picture, and may be installed later
         write_list(target, [picture for picture in rejected if not kind_without_decoder(picture.reason)])
-    return CheckReport(len(scan.samples), tuple(rejected), target, scan.deeper)
+    recipe = Recipe(format="shards")
+    return CheckReport(
+        pictures=len(scan.samples),
+        rejected=tuple(rejected),
+        list_file=target,
+        deeper=scan.deeper,
+        classes=len(scan.classes),
+        splits={split: len(rows) for split, rows in split_rows(scan.samples, recipe)},
+        shards_bytes=predict_bytes(scan, recipe),
+        shards_s=predict_seconds(scan, recipe) / max(1, workers),
+    )
 
 
 @dataclass(frozen=True, slots=True)

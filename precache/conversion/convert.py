@@ -41,7 +41,6 @@ from precache.conversion.destination import (
     warn_of_unfinished_overwrite,
 )
 from precache.conversion.journal import (
-    JOURNAL_NAME,
     MODIFIED_NS,
     SOURCE_CHECKSUMS,
     Journal,
@@ -73,6 +72,7 @@ from precache.dataset.index import (
 from precache.dataset.manifest import Manifest, write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import statistics_by_split
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import (
     DatasetError,
     SettingError,
@@ -86,7 +86,7 @@ from precache.formats import FORMATS
 from precache.pictures import images
 from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
-from precache.recipe import Recipe
+from precache.recipe import DEFAULT_MAX_REJECTS, Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import (
@@ -134,7 +134,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     *,
     workers: int | None = None,
     overwrite: bool = False,
-    max_rejects: float = 0.01,
+    max_rejects: float = DEFAULT_MAX_REJECTS,
     split_list: str | os.PathLike[str] | None = None,
     options: SourceOptions | None = None,
     engine: str = "local",
@@ -166,7 +166,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
             `source` and `destination` under the same paths.
         address: `HOST:PORT` of the cluster; default RAY_ADDRESS, or the cluster that this machine belongs to.
-        on_start: called with (bytes that the dataset will take, bytes free), before the work.
+        on_start: called with (bytes that are still to be written, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
         on_wait: called every second with the name of another process that converts into the folder, until
             that is done; None: this is an error.
@@ -206,6 +206,13 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             on_start=engines.mark_callback_errors(on_start),
             on_progress=on_progress,
             options=options,
+            request={
+                "source": _absolute_path(source),
+                "split_list": None if split_list is None else _absolute_path(split_list),
+                "options": options.to_json(),
+                "max_rejects": max_rejects,
+                "pictures": len(scan.samples),
+            },
         )
         with _explain_faults(folder):
             folder = resolve(folder)
@@ -221,6 +228,14 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             f"list them: {command}"
         )
     return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
+
+
+def _absolute_path(source: Any) -> str | None:
+    """Return the path of a source, to be used in any working folder; None for a dataset in memory."""
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = os.fspath(source)
+    return path if ":" in path.partition(os.sep)[0] else os.path.abspath(path)  # hf:FOLDER is no path
 
 
 def _open_and_scan(
@@ -272,6 +287,7 @@ class _Job:
 
     Attributes:
         max_rejected: most pictures that may be rejected.
+        request: what was asked for, see `precache.dataset.unfinished`.
         nodes: node -> pictures per second, filled while the conversion runs.
     """
 
@@ -284,6 +300,7 @@ class _Job:
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
+    request: Mapping[str, Any]
     nodes: dict[str, float] = field(default_factory=dict)
 
 
@@ -322,7 +339,7 @@ def _convert_into_locked_folder(job: _Job, destination: Path, overwrite: bool) -
 def _carry_out(job: _Job, folder: Path, overwrite: bool) -> Conversion:
     """Write the shards that a conversion still lacks, and commit it."""
     with (
-        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        Journal(folder, job.target, job.plan, job.scan, request=job.request, overwrite=overwrite) as journal,
         _explain_faults(folder, journal.kept_message),
     ):
         converted = _write_shards(job, journal)

@@ -23,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.journal import JOURNAL_NAME, Target, own_names, read_header
+from precache.conversion.journal import Target, own_names, read_header
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.index import INDEX_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import is_decodable_now
 from precache.reporting import abridge, quantity, warn

@@ -1,8 +1,9 @@
 """The journal of an unfinished conversion, `journal.jsonl`: its target, and its finished shards.
 
-The first record (see `precache.storage.records`) holds the target and the numbers of the shards, from which
-the names of all files follow. Each further record is a finished shard, see `WrittenShard`. A folder with a
-journal is an unfinished conversion of ours, which the same command continues.
+The first record (see `precache.storage.records`) holds the target, the numbers of the shards, from which the
+names of all files follow, and what was asked for, see `precache.dataset.unfinished`. Each further record is a
+finished shard, see `WrittenShard`. A folder with a journal is an unfinished conversion of ours, which the
+same command continues.
 """
 
 import json
@@ -21,6 +22,7 @@ from precache.dataset.index import INDEX_NAME, REJECTED_NAME, SOURCE, Array, Rej
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
 from precache.dataset.statistics import PixelSums
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError, SettingError, os_reason, shell_command
 from precache.formats import FORMATS, Format
 from precache.pictures.kinds import is_decodable_now
@@ -38,7 +40,6 @@ from precache.storage import (
 from precache.storage.locks import foreign_names
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 
-JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
 _VERSION = 2
 _MAX_SHARDS = 10**7
@@ -167,6 +168,9 @@ class Journal:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
     unfinished conversion of another target is removed: only the files that its journal lists.
 
+    Args:
+        request: what was asked for, see `precache.dataset.unfinished`.
+
     Attributes:
         folder: folder of the dataset.
         finished: shards on record, by name.
@@ -182,12 +186,13 @@ class Journal:
         plan: ConvertPlan,
         scan: Scan,
         *,
+        request: Mapping[str, Any],
         overwrite: bool = False,
     ) -> None:
         self.folder = folder
         self.finished: dict[str, WrittenShard] = {}
         self._path = folder / JOURNAL_NAME
-        self._header = _make_header(target, plan)
+        self._header = _make_header(target, plan, request)
         self._names = own_names(self._header)
         self._plans = {shard.name: shard for shard in plan.shards}
         self._scan = scan
@@ -365,12 +370,14 @@ def read_header(path: Path) -> dict[str, Any] | None:
         return next(RecordFile(file.fileno()).read(), None)
 
 
-def _make_header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
+def _make_header(target: Target, plan: ConvertPlan, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first record of the journal, in the form in which JSON gives it back."""
     shards: dict[str, list[int]] = {}  # split -> number of its first shard, number of shards
     for shard in plan.shards:
         shards.setdefault(shard.split, [shard.number, 0])[1] += 1
-    header: dict[str, Any] = json.loads(json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards}))
+    header: dict[str, Any] = json.loads(
+        json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards, "request": request})
+    )
     return header
 
 

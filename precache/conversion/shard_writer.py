@@ -9,6 +9,7 @@ SampleIndex     all samples as indexed, from the scan and the written shards
 
 import math
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -186,6 +187,20 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     return _dataset_bytes(scan, recipe, picture_bytes)
 
 
+def predict_seconds(scan: Scan, recipe: Recipe) -> float:
+    """Predict how many seconds one process works to convert `scan`, by a hundred pictures, evenly over it."""
+    samples, rendering = _sample_evenly(scan, _PROBED_PICTURES), recipe.rendering
+    start_s = time.perf_counter()
+    for ref in samples:
+        with suppress(ImageError):  # the conversion reports it
+            data = scan.source.read(ref, recipe.max_pixels)
+            picture_checksum(data)
+            stored, _, pixels = make_stored_picture(data, scan.source.where(ref), recipe, rendering)
+            checksum_of(stored)
+            PixelSums.from_picture(pixels)
+    return (time.perf_counter() - start_s) / len(samples) * len(scan.samples)
+
+
 def _sample_evenly(scan: Scan, count: int) -> list[SampleRef]:
     """Return at most `count` samples, spread evenly over the scan."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).astype(int)).tolist()
@@ -223,16 +238,16 @@ def check_disk_space(
 
     Args:
         waiting: shards that are not written yet.
-        on_start: called with (bytes that the dataset will take, bytes free).
+        on_start: called with (bytes that these shards will take, bytes free).
     """
-    predicted, pictures = predict_bytes(scan, recipe), len(scan.samples)
-    share = sum(len(shard.rows) for shard in waiting) / pictures  # of the dataset, for which space is needed
+    share = sum(len(shard.rows) for shard in waiting) / len(scan.samples)
+    needed = round(predict_bytes(scan, recipe) * share)
     remedy = "make room, or choose a DST on another disk or a smaller --size"
     free = shutil.disk_usage(folder).free
-    on_start(predicted, free)
-    if predicted * share <= free:
+    on_start(needed, free)
+    if needed <= free:
         return
-    problem = f"the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free"
+    problem = f"the dataset needs about {needed:,} bytes, and {free:,} are free"
     if FORMATS[recipe.format].holds_pixels:
         raise DatasetError(problem, path=folder, remedy=remedy)
     warn(f"{folder}: {problem}; if the disk fills up, {remedy}")

@@ -29,6 +29,7 @@ from precache.dataset.index import (
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry
+from precache.dataset.unfinished import unfinished_error
 from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
@@ -265,6 +266,9 @@ def _not_converted_error(folder: Path, error: OSError) -> DatasetError:
     """Make the error to raise instead of `error`, which reading the manifest in `folder` has raised."""
     if isinstance(error, FileNotFoundError):
         if folder.is_dir():
+            unfinished = unfinished_error(folder)
+            if unfinished is not None:
+                return unfinished
             return DatasetError(
                 f"not a converted dataset (no {MANIFEST_NAME} in it)",
                 path=folder,

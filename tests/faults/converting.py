@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.storage.locks import hold_lock, lock_path
 from tests.faults import conversions, mutations, shim

@@ -1,10 +1,12 @@
 """Options without effect, misspelt words, and datasets that `verify` is given."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from precache import Recipe, convert
 from tests.command import check_bad_input, run_here
 
 WITHOUT_EFFECT = (
@@ -61,3 +63,16 @@ def test_verify_compares_every_dataset_that_it_is_given(folder: Path, converted:
     result = run_here("precache", "verify", "damaged", "dali", cwd=folder)
     assert (result.returncode, result.stdout.partition(":")[0]) == (1, "dali")
     assert shard.name in result.stderr
+
+
+def test_check_says_what_there_is_and_what_converting_takes(raw_tree: Path, tmp_path: Path) -> None:
+    list_file = ("--list", tmp_path / "rejected.csv")
+    checked = run_here("precache", "check", raw_tree, *list_file, "--workers", 0, cwd=tmp_path)
+    assert f"{raw_tree}: 5 classes; train 70\n" in checked.stdout
+    space, unit, minutes = re.findall(
+        r"takes about ([\d.]+) (.iB), and at least ([\d.]+) minutes", checked.stdout
+    )[0]
+    stored = convert(raw_tree, tmp_path / "shards", Recipe(format="shards"), workers=0).manifest.stored_bytes
+    assert abs(float(space) * {"KiB": 2**10, "MiB": 2**20}[unit] / stored - 1) < 0.2
+    assert float(minutes) < 1
+    assert checked.stdout.endswith("all 70 pictures can be decoded\n")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from precache import convert, verify
-from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError, PrecacheError
 from tests.command import ROOT
 from tests.conftest import small_recipe

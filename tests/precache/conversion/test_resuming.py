@@ -5,19 +5,27 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from PIL import Image
 
-from precache import convert
-from precache.conversion.journal import JOURNAL_NAME
+import loaders
+from precache import convert, open_dataset, verify, verify_deep
+from precache.cli import commandline
+from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import decoder_versions
+from precache.reporting import human_bytes
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
@@ -59,6 +67,94 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     assert resumed.returncode == 0, resumed.stderr
     assert f"out: {match[1]} of 70 pictures are already converted" in resumed.stdout
     assert contents(tmp_path / "out") == contents(converted["shards"])
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "class folders in folders": {"class_depth": 2},
+    "a list of splits": {"split_list": "list of splits.csv"},
+    "more rejects": {"max_rejects": 0.25},
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_unfinished_conversion_names_what_is_done_and_how_to_go_on(
+    name: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(raw_tree, "my tree/group")
+    tree = Path("my tree") if name == "class folders in folders" else Path("my tree/group")
+    paths = [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()]
+    rows = [f"{path},{('train', 'val')[number % 2]}" for number, path in enumerate(paths)]
+    Path("list of splits.csv").write_text("\n".join(["path,split", *rows]))
+    whole_bytes: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    recipe = small_recipe("shards", size=24)
+    with pytest.raises(KeyboardInterrupt, match="these are kept"):
+        convert(
+            tree, "out", recipe, workers=0, on_progress=stop,
+            on_start=lambda needed, free: whole_bytes.append(needed), **REQUESTS[name],
+        )  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    out, commands = tmp_path / "out", set()
+    looks: list[Callable[[], object]] = [
+        lambda: open_dataset(out), lambda: verify(out), lambda: verify_deep(out, tmp_path / tree),
+        lambda: loaders.build(out, split="val"), lambda: loaders.build([out]),
+        lambda: loaders.ImageDataset(out),
+    ]  # fmt: skip
+    for look in looks:
+        with pytest.raises(DatasetError, match=r"unfinished conversion, (\d+) of 70 pictures") as raised:
+            look()
+        assert raised.value.path == out
+        commands.add(raised.value.remedy.removeprefix("go on with: "))
+    (command,) = commands
+    done = re.search(r"(\d+) of 70", str(raised.value))
+    assert done
+    resumed = run_here(*shlex.split(command), "--workers", "0", cwd=Path.cwd())
+    assert f"{done[1]} of 70 pictures are already converted" in resumed.stdout
+    rest = whole_bytes[0] * (1 - int(done[1]) / 70)
+    assert f"out: will take about {human_bytes(rest)}; " in resumed.stdout
+    assert verify(out) == []
+
+
+def test_an_unfinished_conversion_of_a_dataset_names_the_call(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    pictures = [(Image.new("RGB", (24, 24), (number, 0, 0)), number % 2) for number in range(40)]
+    with pytest.raises(KeyboardInterrupt):
+        convert(pictures, tmp_path / "out", small_recipe("shards", size=24), workers=0, on_progress=stop)
+    with pytest.raises(DatasetError, match=r" of 40 pictures; go on with: the same call of "):
+        open_dataset(tmp_path / "out")
+
+
+def test_a_tree_with_somebody_elses_journal_is_a_tree(raw_tree: Path, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    for content in ("", "Dear diary\n", '{"journal": 2}\n', '{"a": 1, "checksum": "0123456789abcdef"}\n'):
+        (tree / JOURNAL_NAME).write_text(content)
+        assert len(loaders.build(tree).dataset) == 70
+
+
+def test_an_interruption_offers_to_go_on_only_where_something_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.group()
+    def group() -> None:
+        """Group of commands."""
+
+    @group.command()
+    def look() -> None:
+        """Do work of which nothing is kept."""
+        raise KeyboardInterrupt
+
+    assert commandline.run(group, "precache", ["look"]) == 130
+    assert capsys.readouterr().err == "precache: error: interrupted\n"
 
 
 # The journal.

@@ -12,23 +12,21 @@ from precache.formats import FORMATS
 from tests.command import ROOT
 from tests.test_layers import files, imports
 
-DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "botocore": "boto3",
+    "cv2": "opencv-python-headless",
+    "google_crc32c": "google-crc32c",
+}
 """Module -> package that installs it, where their names differ."""
-OPTIONAL = {"boto3", "datasets", "obstore", "pyarrow", "ray"}
+OPTIONAL = {"boto3", "datasets", "obstore", "opencv-python-headless", "pyarrow", "ray"}
 """Modules that extras install, imported only where they are used."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
 import sys
 
-class MissingPackages:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in (
-            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
-            "boto3", "obstore", "ray", "psutil"
-        ):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, MissingPackages())
+missing = "torch torchvision cv2 plotly webdataset nvidia datasets pyarrow boto3 obstore ray psutil"
+sys.modules |= dict.fromkeys(missing.split())  # None: cannot be imported
 """
 CONVERT_ALL = f"""{WITHOUT_EXTRAS}
 import precache.cli.main
@@ -43,21 +41,16 @@ assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", ["-
 IMPORT_WITHOUT_PACKAGES = """
 import sys
 
-class MissingPackage:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == self.package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-finder = MissingPackage()
-sys.meta_path.insert(0, finder)
-finder.package, *others = sys.argv[1].split(",")
+packages = sys.argv[1].split(",")
+sys.modules[packages[0]] = None  # cannot be imported
 if sys.argv[2:]:
     import bench.cli
     sys.exit(bench.cli.commandline.run(bench.cli.main, "bench", sys.argv[2:]))
-for finder.package in (finder.package, *others):
+for package in packages:
     for name in list(sys.modules):
-        if name.split(".")[0] in (finder.package, "loaders", "precache"):
+        if sys.modules[name] is None or name.split(".")[0] in (package, "loaders", "precache"):
             del sys.modules[name]
+    sys.modules[package] = None
     try:
         import loaders.examples.common
     except ImportError as error:

@@ -12,6 +12,7 @@ without a bound.
 
 import atexit
 import logging
+import multiprocessing
 import threading
 import time
 import weakref
@@ -265,11 +266,18 @@ def dead_worker_error(error: Exception) -> WorkerError | None:
     """Return the error to raise if torch's `error` says that a worker of a DataLoader died, else None."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return None
+    remedy = "the machine may be out of memory: build the loader with fewer workers or a smaller batch_size"
+    if start_method() != "fork":  # each worker imports the script first
+        remedy = f"put what the script does below 'if __name__ == \"__main__\":'; or {remedy}"
     return WorkerError(
-        f"a worker died ({' '.join(str(error).split()) or type(error).__name__})",
-        remedy="the machine may be out of memory: build the loader with fewer workers or a smaller "
-        "batch_size",
+        f"a worker died ({' '.join(str(error).split()) or type(error).__name__})", remedy=remedy
     )
+
+
+def start_method() -> str:
+    """Return how the program starts worker processes; to ask for it does not fix it."""
+    # the first of all is the default
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def check_exit() -> None:

@@ -27,7 +27,7 @@ from loaders.dataset import SplitData
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, BufferPool, SharedBuffers
 from loaders.settings import LoaderSpec
-from loaders.threads import dead_worker_error
+from loaders.threads import dead_worker_error, start_method
 from precache.errors import (
     OpenFilesError,
     SourceError,
@@ -101,10 +101,8 @@ class ProcessesReader:
     def _start(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader, and its workers before the first one."""
         if self._loader._iterator is None:
-            # Asked for here, since a script may set it after `build`; and so that asking does not set it.
-            method = multiprocessing.get_start_method(allow_none=True)
-            method = method or multiprocessing.get_all_start_methods()[0]  # the first is the default
-            self._loader.multiprocessing_context = multiprocessing.get_context(method)
+            # asked for here, since a script may set it after `build`
+            self._loader.multiprocessing_context = multiprocessing.get_context(start_method())
         was_enabled = gc.isenabled()
         gc.disable()  # inherited by the workers, each of which enables it in `_freeze_garbage`
         try:
@@ -114,6 +112,8 @@ class ProcessesReader:
             return iterator
         except OSError as error:
             check_open_files(error, error.filename)
+            if isinstance(error, BrokenPipeError) and (death := dead_worker_error(error)) is not None:
+                raise death from error
             raise WorkerError(
                 f"no worker process can be started ({os_reason(error)})",
                 remedy="build the loader with fewer workers, or raise the limit ('ulimit -u', and the pids "

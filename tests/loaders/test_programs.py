@@ -230,6 +230,23 @@ def test_the_start_method_is_the_programs(first: str | None, then: str | None, r
         check_a_fork_shares_no_batch(partial(build_loader, raw_tree, workers=1, size=32))
 
 
+def test_a_program_without_the_guard_is_shown_it(raw_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        f"import multiprocessing\nimport loaders\nmultiprocessing.set_start_method('spawn', force=True)\n"
+        f"next(iter(loaders.build({str(raw_tree)!r}, batch_size=8, reading=loaders.Reading(workers=1))))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert 'if __name__ == "__main__":\'' in ended.stderr.splitlines()[-1], ended.stderr
+
+
 @pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[:2])
 def test_a_forked_process_needs_a_loader_of_its_own(
     backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]

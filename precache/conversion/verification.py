@@ -21,7 +21,7 @@ from precache.reporting import Progress, no_progress
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Samples, prepare_scan
 from precache.sources.options import OptionNotTakenError
-from precache.sources.without import leave_out
+from precache.sources.without import take_converted
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 
@@ -96,7 +96,7 @@ def verify_deep(
         raise DatasetError(f"{problem}, which is not for {error.kind}", path=path, remedy=remedy) from error
     scan = prepare_scan(opened.scan(), manifest.recipe)
     if options.without:
-        scan = leave_out(scan, options.without)
+        scan = take_converted(scan, dataset)
     made = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     target = Target(manifest.recipe, scan.digest, decoder_versions())
     if differences := target.differences({**made, "made_by": manifest.made_by}):

@@ -204,8 +204,7 @@ class LabelList:
     ) -> str:
         """Return `target`, or the one that fits the values; ValueOfRowError if they are of several kinds."""
         kinds = [_kind_name(row, value) for row, value in enumerate(values)]
-        if target != "classes":
-            _check_filled(values)
+        _check_filled(values, may_be_blank=target == "classes")
         first_kind = "text"
         for kind, value in zip(kinds, values, strict=True):
             if value != "":
@@ -327,10 +326,11 @@ def _kind_name(row: int, value: Any) -> str:
     )
 
 
-def _check_filled(values: Sequence[Any]) -> None:
-    """Raise ValueOfRowError if a value is empty."""
+def _check_filled(values: Sequence[Any], *, may_be_blank: bool) -> None:
+    """Raise ValueOfRowError if a value is NaN, or blank text that may not be so."""
     for row, value in enumerate(values):
-        if (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and math.isnan(value)):
+        is_blank = isinstance(value, str) and not value.strip()
+        if (is_blank and not may_be_blank) or (isinstance(value, float) and math.isnan(value)):
             raise ValueOfRowError(row, "is empty; fill it in or remove the row")
 
 

@@ -92,7 +92,7 @@ def _split_by_folders(
     """Return the scan of a tree with the classes in the listed folders, and the splits of their pictures.
 
     Raises:
-        SettingError: there is no class folder with a picture in a listed folder.
+        SettingError: a listed folder has no class folder with a picture in it.
     """
     splits: dict[str, str] = {}
     class_of: dict[int, str] = {}  # row -> name
@@ -101,11 +101,14 @@ def _split_by_folders(
         if folder in split_of and len(inner) > class_depth:
             splits[picture] = split_of[folder]
             class_of[row] = "/".join(inner[:class_depth])
-    if not splits:
+    filled_folders = {picture.split("/")[0] for picture in splits}
+    empty_folders = [folder for folder in split_of if folder not in filled_folders]
+    if empty_folders:
         raise SettingError(
-            f"lists folders of {scan.root} without class folders in them",
+            f"lists {empty_folders[0]!r}, which is not a folder directly in {scan.root} with class folders "
+            f"that have pictures",
             path=path,
-            remedy="for pictures without labels pass --class-depth 0, too",
+            remedy="leave it out; or for pictures without labels pass --class-depth 0, too",
         )
     if class_depth == 0:
         return scan, splits

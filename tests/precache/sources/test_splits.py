@@ -95,9 +95,12 @@ def test_folders_of_splits_may_have_the_names_of_a_list(tmp_path: Path) -> None:
     assert verify_deep(tmp_path / "out", tree, workers=0) == []
     (warning,) = scan_tree(tree).warnings
     assert "'entrenamiento,train'" in warning
-    list_file.write_text("entrenamiento/cat,train\n")
-    with pytest.raises(PrecacheError, match="without class folders"):
-        convert(tree, tmp_path / "other", recipe, workers=0, split_list=list_file)
+    put(tree, {"sueltas/0.png": files["prueba/cat/3.png"], "m\u00e1s/prueba/cat/0.png": b""})
+    (tree / "vac\u00eda").mkdir()
+    for folder in ("entrenamiento/cat", "sueltas", "m\u00e1s/prueba", "vac\u00eda", "."):
+        list_file.write_text(f"entrenamiento,train\n{folder},test\n")
+        with pytest.raises(PrecacheError, match=f"lists '{folder}', which is not a folder directly in"):
+            convert(tree, tmp_path / "other", recipe, workers=0, split_list=list_file)
 
 
 BAD: list[tuple[bytes | None, list[str]]] = [

@@ -50,6 +50,13 @@ def test_class_names_are_the_cells_as_written(target: str | None, photos: Path) 
             assert [scan.classes[label] for label in labels] == [*cells]
 
 
+@pytest.mark.parametrize("target", ["class", "classes", "number", None])
+def test_a_number_that_is_none_is_refused_by_line(target: str | None, photos: Path) -> None:
+    for cells in itertools.permutations(("nan", "1", "2.5")):
+        with pytest.raises(SourceError, match=rf"line {cells.index('nan') + 2} .*is empty"):
+            scan_labels(photos, [*cells], target=target)
+
+
 def test_large_whole_numbers_never_become_one_float(photos: Path) -> None:
     for last in ("", "nan", "1.5", "7"):
         rows = f"0.jpg,1234567890123456789\n1.jpg,1234567890123456788\n2.jpg,{last}\n"

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache import convert, open_dataset
+from precache import convert, open_dataset, verify_deep
 from precache.errors import DatasetError, PrecacheError, SettingError
 from tests.command import run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
+from tests.precache.sources.tars import make_tar
 
 RECIPE = small_recipe("shards")
 
@@ -80,6 +81,22 @@ def test_a_list_of_splits_may_name_what_is_left_out(tree: Path, tmp_path: Path) 
     )
     assert paths_of(tmp_path / "more") == pictures[3::2]
     assert done.manifest.split_samples["val"] == len([*range(3, len(pictures), 4)])
+    assert verify_deep(tmp_path / "more", tree, workers=0) == []
+
+
+def test_new_tars_with_the_keys_of_older_ones_are_refused(tree: Path, tmp_path: Path) -> None:
+    """Which of the tars a key was of cannot be told, and all pictures would be converted twice."""
+    pictures = [path.read_bytes() for path in pictures_of(tree)]
+    (tmp_path / "tars").mkdir()
+    for number in range(3):
+        make_tar(tmp_path / "tars" / f"{number}.tar", {"a.jpg": pictures[number], "a.cls": b"0"})
+        if number == 1:
+            with pytest.raises(SettingError, match="the same keys") as raised:
+                convert(tmp_path / "tars", tmp_path / "1", RECIPE, workers=0, without=[tmp_path / "0"])
+            assert str(tmp_path / "0") in str(raised.value)
+        options = {"without": [tmp_path / "1"]} if number == 2 else {}
+        convert(tmp_path / "tars", tmp_path / str(number), RECIPE, workers=0, **options)
+    assert paths_of(tmp_path / "2") == ["2.tar/a.jpg"]
 
 
 def test_splits_without_a_new_picture_are_left_out(tree: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ PROGRAMS = {"precache": precache, "bench": bench}
 # Functions in the place of the commands print their arguments, after the shell has expanded variables,
 # loops and quotes.
 RECORD = 'precache() { record precache "$@"; }; bench() { record bench "$@"; }; pip() { :; }; make() { :; }\n'
-RECORD += "python() { :; }; mktemp() { :; }\n"
+RECORD += "python() { :; }; strace() { :; }; mktemp() { :; }\n"
 RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; mv() { :; }; tar() { :; }\n"
 SMALL = {
     "--batches": "2", "--warmup": "1", "--repeats": "1", "--batch-size": "8", "--size": "64", "--steps": "2",
@@ -43,7 +43,7 @@ SMALL = {
     "--seeds": "2", "--epochs": "2",
 }  # fmt: skip
 """Options that make a command of `bench` quick, added where the guide does not give them."""
-QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 64', "resnet50": "resnet18"}
+QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 32', "resnet50": "resnet18"}
 QUICKER |= {"range(90)": "range(2)", 'if torch.cuda.is_available() else "cpu"': 'if False else "cpu"'}
 """Replacements in the README's training loop, so that it runs on a CPU in a minute."""
 
@@ -76,6 +76,13 @@ def in_bucket(words: list[str], bucket: Url) -> list[str]:
     return [word.replace("s3://bucket", str(bucket)) for word in words]
 
 
+def run_here(program: str, words: list[str], bucket: Url) -> None:
+    """Run a command, without worker processes if the guide does not ask for some: they start slowly."""
+    few = ["--workers", "0"] if words[0] in ("check", "convert") and "--workers" not in words else []
+    code = commandline.run(PROGRAMS[program], program, [words[0], *few, *in_bucket(words[1:], bucket)])
+    assert code == 0, words
+
+
 def command_of(program: str, name: str) -> click.Command:
     group = PROGRAMS[program]
     command = group.get_command(click.Context(group), name)
@@ -83,20 +90,29 @@ def command_of(program: str, name: str) -> click.Command:
     return command
 
 
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    make_sample(tmp_path / "photos", images=64, classes=4)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with what the guides begin with: photos, a table of them, tars."""
+    folder = tmp_path_factory.mktemp("guides")
+    make_sample(folder / "photos", images=64, classes=4, like="caltech", workers=0)
     rows = [["image", "species", "fold", "width", "caption", "tags"]]
-    for number, sample in enumerate(scan_tree(tmp_path / "photos").samples):
+    for number, sample in enumerate(scan_tree(folder / "photos").samples):
         species, fold = ("owl", "heron")[number % 2], "train" if number % 4 else "valid"
         rows.append([sample.path, species, fold, str(number), "at noon", "bird;water"])
-    with open(tmp_path / "labels.csv", "w", newline="") as file:
+    with open(folder / "labels.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
-    (tmp_path / "more").symlink_to(tmp_path / "photos")
-    (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
-    make_webdataset(tmp_path / "tars", tmp_path / "photos")
+    (folder / "deep").mkdir()
+    (folder / "deep/birds").symlink_to("../photos")
+    (folder / "more").symlink_to("photos")
+    (folder / "unlabelled").symlink_to(Path("photos") / Path(rows[1][0]).parent)
+    make_webdataset(folder / "tars", folder / "photos")
+    return folder
+
+
+@pytest.fixture
+def photos(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, in which a test works and may change everything."""
+    shutil.copytree(made, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -117,7 +133,7 @@ def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Ur
             picture = next((photos / "photos").glob("*/*.jpg"))
             shutil.copy(picture, picture.with_name("new.jpg"))
         if program == "precache" and words[0] not in ("--version", "sample"):
-            assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
+            run_here(program, words, bucket)
     programs = blocks(guide, "python")
     assert programs
     for text in programs:
@@ -133,7 +149,8 @@ def test_the_first_lines_of_the_readme_train(photos: Path) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+# forkserver imports the program anew as spawn does
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_the_first_lines_run_where_workers_import_the_program(method: str, photos: Path) -> None:
     """macOS, Windows and Python 3.14 start workers so."""
     text = blocks("README.md", "python")[0].replace("batch_size=256", "batch_size=16, size=32")
@@ -165,7 +182,7 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
     for program, *words in commands("README.md"):
         # conversion on a cluster needs a folder that every node sees: tests/precache/engines does that
         if words[0] in ("convert", "push", "pull") and "--engine" not in words:
-            assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
+            run_here(program, words, bucket)
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
     assert (photos / "checkpoint.pt").exists()
 

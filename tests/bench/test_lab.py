@@ -43,9 +43,9 @@ def test_object_storage_compares_each_format_with_a_download(
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_peers_measures_each_loader_from_disk_and_from_memory(raw_tree: Path) -> None:
-    options = ("--repeats", 1, "--batch-size", 8, "--photographs", 20)
-    cells = print_table(peers.command, raw_tree, *options)
+def test_peers_measures_each_loader_from_disk_and_from_memory(other: dict[str, Path]) -> None:
+    options = ("--repeats", 1, "--batch-size", 8, "--photographs", 16, "--workers", 1)
+    cells = print_table(peers.command, other["raw"], *options)
     assert libraries.PEERS["webdataset"].title in cells
     for name, row in cells.items():
         if "`" in name:  # a loader

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STORE_BYTES = 150_000_000  # of each node's object store; there are at most 2 nodes at a time
+NODE_CPUS = 3  # as many as readers; Ray starts a process for each at once
 ON_RAY = "ray-"
 """Prefix of a backend's name that stands for reading on the cluster."""
 
@@ -23,7 +24,7 @@ def cluster_of_one_node() -> Iterator[Any]:
     try:
         import ray
 
-        cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)
+        cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
         yield cluster
     finally:

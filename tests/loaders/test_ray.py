@@ -23,7 +23,7 @@ from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.ray_nodes import STORE_BYTES
+from tests.loaders.ray_nodes import NODE_CPUS, STORE_BYTES
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_lost_node_loses_and_repeats_no_sample(
     """Removing one node of two is no error; removing the last one is."""
     monkeypatch.setattr(ray_reader, "_NO_NODE_S", 1.0)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
-    node = ray_cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)
+    node = ray_cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)
     with (
         build_loader(raw_tree, **settings) as local,
         build_loader(raw_tree, **settings, engine="ray", workers=3) as remote,
@@ -214,4 +214,4 @@ def test_a_lost_node_loses_and_repeats_no_sample(
         endless = chain(batches, chain.from_iterable(repeat(remote)))
         with pytest.raises(WorkerError, match="no node of the Ray cluster is left"):
             deque(endless, maxlen=0)
-    ray_cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)  # for other tests
+    ray_cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)  # for other tests

@@ -84,6 +84,7 @@ def test_a_signal_ends_loaders_with_a_line_on_the_runs_that_are_kept(
         assert mention in last_line
 
 
+@pytest.mark.usefixtures("trials_here")  # those that the killed command has not measured
 def test_a_killed_grid_goes_on_with_its_finished_trials(raw_tree: Path, data: Path, bench: Bench) -> None:
     """Each combination of workers and batch size becomes a row."""
     path = data / "grid.json"

@@ -167,7 +167,7 @@ def _list_members(tar: Tar, file: BinaryIO) -> Iterator[Member]:
         if part.strip(b"\0"):
             raise tar.error(
                 f"has more data after its end at byte {position:,}",
-                f"if tars were joined with cat, join them with 'tar -A'; else {_COPY_AGAIN}",
+                f"if tars were joined with cat, put them into a folder, each as it was; else {_COPY_AGAIN}",
             )
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from precache.errors import ImageError, SourceError, shell_command
 from precache.pictures import kinds
-from precache.reporting import abridge
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import TARS, SourceOptions
@@ -47,6 +47,7 @@ _MAX_TEXT_BYTES = 1 << 20  # size of a part that is not a picture
 _MAX_CLASSES = 100_000
 _CLASS_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
 _MAX_PART_NAMES = 20  # part names that are kept for a message
+_REPEATED = "appears again later in the tar; the last one is used"
 _MAX_FOLDERS = 255  # how many folders may lie around a file
 
 
@@ -202,6 +203,9 @@ def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Ta
     if samples.partial_fields:
         fields = abridge([repr(name) for name in samples.partial_fields])
         warnings.append(f"fields that only some samples have are left out: {fields}")
+    if repeated := [repr(ignored.path) for ignored in samples.ignored if ignored.reason == _REPEATED]:
+        count = quantity(len(repeated), "picture is", "pictures are")
+        warnings.append(f"{count} left out, as the key comes again later in the tar: {abridge(repeated)}")
     source = replace(source, tars=tuple(tars), starts=starts, has_tar_in_paths=has_tar_in_paths)
     return rows.scan(source, options, samples.ignored, [f"{root}: {warning}" for warning in warnings])
 
@@ -298,7 +302,7 @@ class _TarSamples:
                     f"say which one is meant, as --image {part}, or write names without other dots",
                 )
             if sample.picture is not None:
-                self.ignored.append(IgnoredPath(path, "appears again later in the tar; the last one is used"))
+                self.ignored.append(IgnoredPath(path, _REPEATED))
             sample.picture = _Picture(part, path, member.place, member.size)
         elif is_required or (part_kind(part) in _PART_KINDS and member.size <= _MAX_TEXT_BYTES):
             if member.size > _MAX_TEXT_BYTES:

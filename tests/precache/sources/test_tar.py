@@ -56,7 +56,7 @@ def test_a_tar_that_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -
     for content, detail in (
         (make_tar(path, {}, [sparse]).read_bytes(), "'s.jpg'"),
         (make_tar(path, {}, [continued]).read_bytes(), "'m.jpg'"),
-        (make_tar(path, {"1.jpg": JPEG}).read_bytes() * 2, "'tar -A'"),
+        (make_tar(path, {"1.jpg": JPEG}).read_bytes() * 2, "into a folder"),
         (nested_headers(path), "at byte 1,024"),
         (header_with_negative_size(path), "at byte 1,024"),
     ):

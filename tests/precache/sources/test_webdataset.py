@@ -261,6 +261,16 @@ def test_one_key_in_two_tars_is_two_samples(tmp_path: Path) -> None:
     assert [scan.source.read(ref, 9) for ref in scan.samples] == [b"1.tar", b"2.tar"]
 
 
+def test_a_key_that_comes_again_in_a_tar_is_warned_of(tmp_path: Path) -> None:
+    for number, mode in enumerate("wa"):
+        make_tar(tmp_path / "x.tar", {"a.jpg": b"%d" % number, "a.cls": b"%d" % number}, mode=mode)
+    scan = scan_of(tmp_path / "x.tar")
+    assert [scan.source.read(ref, 9) for ref in scan.samples] == [b"1"]
+    (warning,) = scan.warnings
+    assert "1 picture is left out" in warning
+    assert "'a.jpg'" in warning
+
+
 def test_a_key_without_a_picture_is_rejected_by_name(tmp_path: Path) -> None:
     tar = make_tar(tmp_path / "x.tar", {"a.jpg": JPEG, "a.cls": b"0", "lone.cls": b"0"})
     scan = scan_of(tar)

@@ -17,6 +17,7 @@ from precache.sources.options import SourceOptions
 
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
 """Usual names of the column of labels."""
+_SPLIT_NAMES = ("split", "subset", "partition")
 
 _MAX_NAMES = 20  # columns that a message names
 
@@ -31,7 +32,7 @@ class ColumnRoles:
         split: column of the names of splits; None if there is none.
         fields: columns that are kept as fields.
         class_names: names that labels are indices of; None if the source has no such names.
-        note: phrase for a warning on how the column of labels was chosen; "" if the user named it.
+        notes: phrases for warnings on columns that the user did not name, the one on the labels first.
     """
 
     image: str = ""
@@ -39,7 +40,7 @@ class ColumnRoles:
     split: str | None = None
     fields: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +80,13 @@ class ColumnRoles:
                 raise SettingError(
                     f"has {number} {name!r}, as --{flag} asks; has {_list_names(names)}", path=source_name
                 )
-        return cls(image, label, options.split, fields, note=note)
+        notes = [note] if note else []
+        unused = [name for name in names if name.lower() in _SPLIT_NAMES and name not in (label, *fields)]
+        if unused and options.split is None:
+            notes.append(
+                f"the column {unused[0]!r} is not used; for the splits that it names pass --split {unused[0]}"
+            )
+        return cls(image, label, options.split, fields, notes=tuple(notes))
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -178,8 +178,9 @@ class RowPart:
         image = by_name[roles.image]
         if roles.label is not None:
             roles = replace(roles, class_names=by_name[roles.label].class_names)
-        if roles.label == "label" and (self.is_dataset or image.pictures is not None):
-            roles = replace(roles, note="")  # datasets name their labels so by convention: no need to warn
+        is_dataset = self.is_dataset or image.pictures is not None
+        if options.label is None and roles.label == "label" and is_dataset:
+            roles = replace(roles, notes=roles.notes[1:])  # datasets name their labels so by convention
         return roles, image
 
 
@@ -258,8 +259,7 @@ class RowSource:
                 warnings += _list_files(rows, part, scanned_part, roles)
             else:
                 _list_stored_pictures(rows, part, scanned_part, pictures, roles)
-            if roles.note:
-                warnings.append(f"{reader.name}: {roles.note}")
+            warnings += [f"{reader.name}: {note}" for note in roles.notes]
         if not len(rows):
             raise SourceError("has no rows; expected one for each picture", path=self.root)
         source = replace(self, parts=(), scanned=tuple(scanned))

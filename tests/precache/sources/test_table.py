@@ -112,6 +112,16 @@ def test_a_table_without_a_label_column_is_warned_of(photos: Path) -> None:
     assert "--label" in warning
 
 
+@pytest.mark.parametrize("name", ["split", "Split", "subset", "partition"])
+def test_a_column_of_splits_that_is_not_used_is_warned_of(name: str, photos: Path) -> None:
+    text = f"path,label,{name}\n0.jpg,a,train\n1.jpg,b,val\n"
+    (warning,) = scan_text(photos, text, label="label").warnings
+    assert f"pass --split {name}" in warning
+    assert len(scan_text(photos, text).warnings) == 2
+    assert scan_text(photos, text, label="label", split=name).warnings == ()
+    assert scan_text(photos, text, label="label", fields=(name,)).warnings == ()
+
+
 PRINTED: list[Callable[[list[Any]], str]] = [
     json.dumps,
     str,

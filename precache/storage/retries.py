@@ -36,6 +36,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _XML_ERROR = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _BROKEN = re.compile("HTTP error|Got invalid")  # in obstore's messages of broken connections, and answers
 _TEMPORARY_STATUSES = (408, 429)  # statuses below 500 that obstore repeats
+_RANGE_BEHIND_END = 416  # status of a range that begins behind the end, as of any in an empty object
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TOO_SLOW = "RequestTimeout"  # S3 answers 400 with this code to a body that came too slowly
 PATIENCE_VARIABLE = "PRECACHE_STORAGE_PATIENCE_S"
@@ -160,6 +161,10 @@ def request_with_retries(
             if any(code in problem for code in _NO_BUCKET):
                 raise StorageError(problem, path=url, remedy=f"check the name {url.root}") from error
             raise ObjectNotFoundError(problem, path=url, remedy=CHECK_UPLOAD) from error
+        if status == _RANGE_BEHIND_END:
+            raise StorageError(
+                "ends before the bytes that are needed", path=url, remedy=CHECK_UPLOAD
+            ) from error
         if status is None or status >= 500 or status in _TEMPORARY_STATUSES:
             seconds = time.monotonic() - begin_s
             raise StorageError(

@@ -11,7 +11,7 @@ import pytest
 from precache.errors import StorageError
 from precache.storage import objects
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import ObjectNotFoundError, Patience
+from precache.storage.retries import CHECK_UPLOAD, ObjectNotFoundError, Patience
 from precache.storage.urls import Url, locate
 from tests.cloud.storages import Storage, run_storage
 
@@ -66,6 +66,9 @@ def test_object_store_writes_reads_lists_and_deletes_below_its_url(
         store.download("sub/large", file.fileno(), len(content))
         with pytest.raises(StorageError, match="expected 5 bytes"):
             store.download("sub/large", file.fileno(), 5)
+        with pytest.raises(StorageError, match="ends before") as raised:
+            store.download("empty", file.fileno(), 5)
+    assert (raised.value.path, raised.value.remedy) == (place / "empty", CHECK_UPLOAD)
     (tmp_path / "nothing").touch()
     store.download_checked("empty", tmp_path / "nothing", 0, "00000000")
     assert (tmp_path / "nothing").read_bytes() == b""

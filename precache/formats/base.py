@@ -139,7 +139,7 @@ def shard_remedy(shard: Path) -> str:
     if is_fetched(shard):
         return f"it was fetched from a URL; to have it fetched again, run: {shell_command('rm', shard)}"
     command = shell_command("precache verify", shard.parent)
-    return f"run: {command}; it prints the command that rewrites the dataset"
+    return f"run: {command}; it says what is wrong, and what to do"
 
 
 @dataclass(frozen=True, slots=True)

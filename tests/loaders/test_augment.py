@@ -177,7 +177,6 @@ def test_an_augment_function_with_a_wrong_result_is_refused(converted: dict[str,
         partial(v2.functional.gaussian_blur, kernel_size=3),
         lambda images: images, lambda images, labels: (images, labels),
     ],
-    ids=repr,
 )  # fmt: skip
 def test_a_transform_of_one_picture_is_refused_at_once(function: Any, converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match=r"function \(images, ids, epoch\).* takes \(") as caught:

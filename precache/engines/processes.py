@@ -385,7 +385,11 @@ class _Worker:
         """End the process, if it lives, and return its exit status in words."""
         self._process.kill()
         self._process.join()
-        exit_status = f"exit code {self._process.exitcode}; -9 means killed, often because memory ran out"
+        code = self._process.exitcode
+        meaning = "-9 means killed, often because memory ran out"
+        if code == 1:  # an error ended it before it had a task
+            meaning = "it has printed why; a script that converts needs 'if __name__ == \"__main__\":'"
+        exit_status = f"exit code {code}; {meaning}"
         self._process.close()
         self.connection.close()
         return exit_status

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from precache.dataset.unfinished import unfinished_error
 from precache.errors import SettingError, SourceError, shell_command
 from precache.recipe import SPLIT_NAME
 from precache.reporting import warn
@@ -217,9 +218,15 @@ def _unpack_remedy(path: Path) -> str:
 
 
 def _open_folder(path: Path, options: SourceOptions) -> Source:
-    """Open a folder as what it holds: a converted dataset, tars, Parquet files, or class folders."""
+    """Open a folder as what it holds: a converted dataset, tars, Parquet files, or class folders.
+
+    Raises:
+        DatasetError: it holds an unfinished conversion, whose tars are not the whole dataset.
+    """
     if is_converted(path):
         return open_converted(path, options)
+    if (unfinished := unfinished_error(path)) is not None:
+        raise unfinished
     if list_shards(path, webdataset.is_tar):
         options.check_kind(TARS)
         return WebDatasetSource(path, options)

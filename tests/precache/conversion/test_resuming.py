@@ -26,6 +26,7 @@ from precache.dataset.unfinished import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import decoder_versions
 from precache.reporting import human_bytes
+from precache.sources import open_source
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
@@ -105,7 +106,7 @@ def test_an_unfinished_conversion_names_what_is_done_and_how_to_go_on(
     looks: list[Callable[[], object]] = [
         lambda: open_dataset(out), lambda: verify(out), lambda: verify_deep(out, tmp_path / tree),
         lambda: loaders.build(out, split="val"), lambda: loaders.build([out]),
-        lambda: loaders.ImageDataset(out),
+        lambda: loaders.ImageDataset(out), lambda: open_source(out),
     ]  # fmt: skip
     for look in looks:
         with pytest.raises(DatasetError, match=r"unfinished conversion, (\d+) of 70 pictures") as raised:
@@ -132,6 +133,19 @@ def test_an_unfinished_conversion_of_a_dataset_names_the_call(tmp_path: Path) ->
         convert(pictures, tmp_path / "out", small_recipe("shards", size=24), workers=0, on_progress=stop)
     with pytest.raises(DatasetError, match=r" of 40 pictures; go on with: the same call of "):
         open_dataset(tmp_path / "out")
+
+
+def test_tars_of_an_unfinished_conversion_are_no_source(raw_tree: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    out, recipe = tmp_path / "out", small_recipe("webdataset", size=24)
+    with pytest.raises(KeyboardInterrupt):
+        convert(raw_tree, out, recipe, workers=0, on_progress=stop)
+    assert list(out.glob("*.tar"))
+    with pytest.raises(DatasetError, match="unfinished conversion"):
+        convert(out, tmp_path / "again", recipe, workers=0)
 
 
 def test_a_tree_with_somebody_elses_journal_is_a_tree(raw_tree: Path, tmp_path: Path) -> None:

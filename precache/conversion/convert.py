@@ -210,7 +210,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
                 "source": _absolute_path(source),
                 "split_list": None if split_list is None else _absolute_path(split_list),
                 "options": options.to_json(),
-                "max_rejects": max_rejects,
+                "max_rejects": float(as_typed(max_rejects)),
                 "pictures": len(scan.samples),
             },
         )

@@ -54,5 +54,5 @@ def _command(
         flags.append(shell_command("--splits", Path(split_list)))
     flags.append(format_flags({name: value for name, value in options.items() if name.isidentifier()}))
     if max_rejects != DEFAULT_MAX_REJECTS:
-        flags.append(f"--max-rejects {float(max_rejects)}")
+        flags.append(f"--max-rejects {max_rejects}")
     return shell_command("precache convert", Path(source), folder, *filter(None, flags))

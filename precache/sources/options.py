@@ -122,7 +122,7 @@ class SourceOptions:
             value = getattr(self, name)
             if isinstance(value, tuple):
                 value = list(value)
-            if value not in (None, []):
+            if value is not None and not (isinstance(value, list) and not value):
                 values[name] = value
         return values
 

@@ -90,13 +90,14 @@ class ProcessesReader:
 
     def _copy_images(self, answer: "_Answer", batch: DecodedBatch) -> DecodedBatch:
         """Return an answer's batch with its images in memory of this process."""
-        images = batch.images
+        images: npt.NDArray[np.uint8] = batch.images.numpy()
         if answer.is_in_buffer:
             assert answer.buffer is not None
-            images = torch.from_numpy(self._shared.memory[answer.buffer][: len(images)])
-        copied = replace(batch, images=self._own.take(len(images)).copy_(images))
+            images = self._shared.memory[answer.buffer][: len(images)]
+        copy = self._own.take(len(images))
+        np.copyto(copy.numpy(), images)  # torch's copy_ starts threads, for which the workers leave no CPU
         self._shared.free(answer.buffer)
-        return copied
+        return replace(batch, images=copy)
 
     def _start(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader, and its workers before the first one."""

@@ -88,7 +88,7 @@ from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import DEFAULT_MAX_REJECTS, Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
-from precache.sources import Source, SourceOptions, open_source
+from precache.sources import Source, SourceOptions, huggingface, open_source
 from precache.sources.base import (
     Samples,
     Scan,
@@ -209,7 +209,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             request={
                 "source": _absolute_path(source),
                 "split_list": None if split_list is None else _absolute_path(split_list),
-                "options": options.to_json(),
+                "options": _absolute_options(options),
                 "max_rejects": float(as_typed(max_rejects)),
                 "pictures": len(scan.samples),
             },
@@ -234,8 +234,19 @@ def _absolute_path(source: Any) -> str | None:
     """Return the path of a source, to be used in any working folder; None for a dataset in memory."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    path = os.fspath(source)
-    return path if ":" in path.partition(os.sep)[0] else os.path.abspath(path)  # hf:FOLDER is no path
+    path = os.fsdecode(source)
+    prefix = huggingface.PREFIX if path.startswith(huggingface.PREFIX) else ""
+    return prefix + os.path.abspath(os.path.expanduser(path.removeprefix(prefix)))
+
+
+def _absolute_options(options: SourceOptions) -> dict[str, Any]:
+    """Return options as JSON values, with paths that may be used in any working folder."""
+    values = options.to_json()
+    for name in {"root", "ids"} & values.keys():
+        values[name] = _absolute_path(values[name])
+    if "without" in values:
+        values["without"] = [_absolute_path(path) for path in values["without"]]
+    return values
 
 
 def _open_and_scan(

@@ -26,7 +26,7 @@ def unfinished_error(folder: Path) -> DatasetError | None:
             header = next(records)
             done = {record["shard"]: len(record["columns"]["source:checksums"]) for record in records}
             count = f"{sum(done.values()):,} of {quantity(header['request']['pictures'], 'picture')}"
-            command = _command(folder, header["recipe"], **header["request"])
+            command = _command(folder, header["recipe"], header["request"])
         except (StopIteration, LookupError, TypeError, ValueError, SettingError):
             return None
     return DatasetError(
@@ -34,25 +34,23 @@ def unfinished_error(folder: Path) -> DatasetError | None:
     )
 
 
-def _command(
-    folder: Path,
-    recipe: dict[str, Any],
-    *,
-    source: str | None,
-    split_list: str | None,
-    options: dict[str, Any],
-    max_rejects: float,
-    pictures: int,
-) -> str:
-    """Return the command that goes on with a conversion of `pictures` pictures, as it was asked for."""
-    if source is None:
+def _command(folder: Path, recipe: dict[str, Any], request: dict[str, Any]) -> str:
+    """Return the command that goes on with a conversion, as it was asked for.
+
+    Args:
+        request: what the journal records: `source` (None for a dataset in memory) and its `options`,
+            `split_list`, `max_rejects`, and the number of `pictures`.
+    """
+    if request["source"] is None:
         return "the same call of precache.convert"
-    if split_list is not None:
-        recipe = {name: value for name, value in recipe.items() if name != "splits"}
-    flags = [Recipe(**recipe).to_flags()]
-    if split_list is not None:
-        flags.append(shell_command("--splits", Path(split_list)))
-    flags.append(format_flags({name: value for name, value in options.items() if name.isidentifier()}))
-    if max_rejects != DEFAULT_MAX_REJECTS:
-        flags.append(f"--max-rejects {max_rejects}")
-    return shell_command("precache convert", Path(source), folder, *filter(None, flags))
+    recipe_flags, split_flags = recipe, ""
+    if request["split_list"] is not None:
+        recipe_flags = {name: value for name, value in recipe.items() if name != "splits"}
+        split_flags = shell_command("--splits", Path(request["split_list"]))
+    flags = [Recipe(**recipe_flags).to_flags(), split_flags]
+    flags.append(
+        format_flags({name: value for name, value in request["options"].items() if name.isidentifier()})
+    )
+    if request["max_rejects"] != DEFAULT_MAX_REJECTS:
+        flags.append(f"--max-rejects {request['max_rejects']}")
+    return shell_command("precache convert", Path(request["source"]), folder, *filter(None, flags))

@@ -123,6 +123,36 @@ def test_an_unfinished_conversion_names_what_is_done_and_how_to_go_on(
     assert verify(out) == []
 
 
+@pytest.mark.parametrize("start", ["", "~/"])
+def test_the_command_that_goes_on_has_absolute_paths(
+    start: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [path.relative_to(raw_tree) for path in raw_tree.rglob("*") if path.is_file()]
+    shutil.copytree(raw_tree, "pictures")
+    Path("table.csv").write_text("\n".join(["path,label", *(f"{path},{path.parent}" for path in paths)]))
+    Path("few.csv").write_text("\n".join(["path,label", *(f"{path},{path.parent}" for path in paths[:9])]))
+    recipe, root = small_recipe("shards", size=24), f"{start}pictures"
+    convert(f"{start}few.csv", "first", recipe, workers=0, root=root, label="label")
+    with pytest.raises(KeyboardInterrupt):
+        convert(
+            f"{start}table.csv", "out", recipe, workers=0, on_progress=stop,
+            root=root, label="label", without=[f"{start}first"],
+        )  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(DatasetError, match="unfinished") as raised:
+        open_dataset(tmp_path / "out")
+    words = shlex.split(raised.value.remedy.removeprefix("go on with: "))
+    run_here(*words, "--workers", "0", cwd=Path.cwd())
+    assert verify(tmp_path / "out") == []
+
+
 def test_an_unfinished_conversion_of_a_dataset_names_the_call(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done > total / 2:

@@ -33,7 +33,10 @@ def webp(pixels: np.ndarray, quality: int = LOSSLESS, orientation: int = 0, flag
     start = data.index(b"VP8L" if quality == LOSSLESS else b"VP8 ")
     size = int.from_bytes(data[start + 4 : start + 8], "little")
     height, width = (side - 1 for side in pixels.shape[:2])
-    flags |= 8 * (orientation > 0) | 16 * (pixels.shape[2] == 4)
+    if orientation:
+        flags |= 8
+    if pixels.shape[2] == 4:
+        flags |= 16  # it has alpha
     canvas = bytes((flags, 0, 0, 0)) + width.to_bytes(3, "little") + height.to_bytes(3, "little")
     chunks = [(b"VP8X", canvas), (data[start : start + 4], data[start + 8 : start + 8 + size])]
     if orientation:

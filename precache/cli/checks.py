@@ -19,6 +19,7 @@ from precache.sources.options import option_help
 from precache.storage.urls import Location, Url, source_path
 
 _FIRST_CLASSES = 10
+_MINUTE_S = 60
 
 
 @click.command(name="verify", cls=Command)
@@ -140,10 +141,8 @@ def check_command(
         note(f"{src}: {deeper_line(report.deeper)}")
     splits = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
     note(f"{src}: {quantity(report.classes, 'class', 'classes')}; {splits}")
-    note(
-        f"{src}: converted to shards it takes about {human_bytes(report.shards_bytes)}, and at "
-        f"least {report.shards_s / 60:.1f} minutes"
-    )
+    time = "a few seconds" if report.shards_s < _MINUTE_S else f"{report.shards_s / _MINUTE_S:.1f} minutes"
+    note(f"{src}: converted to shards it takes about {human_bytes(report.shards_bytes)}, and at least {time}")
     subject = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{picture.path}: {picture.reason}" for picture in report.rejected]
     if problems:

@@ -69,10 +69,8 @@ def test_check_says_what_there_is_and_what_converting_takes(raw_tree: Path, tmp_
     list_file = ("--list", tmp_path / "rejected.csv")
     checked = run_here("precache", "check", raw_tree, *list_file, "--workers", 0, cwd=tmp_path)
     assert f"{raw_tree}: 5 classes; train 70\n" in checked.stdout
-    space, unit, minutes = re.findall(
-        r"takes about ([\d.]+) (.iB), and at least ([\d.]+) minutes", checked.stdout
-    )[0]
+    line = r"takes about ([\d.]+) (.iB), and at least (a few seconds)\n"
+    ((space, unit, _),) = re.findall(line, checked.stdout)
     stored = convert(raw_tree, tmp_path / "shards", Recipe(format="shards"), workers=0).manifest.stored_bytes
     assert abs(float(space) * {"KiB": 2**10, "MiB": 2**20}[unit] / stored - 1) < 0.2
-    assert float(minutes) < 1
     assert checked.stdout.endswith("all 70 pictures can be decoded\n")

@@ -24,11 +24,11 @@ from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_s
 from loaders.device import Lane, find_device
 from loaders.first_use import convert_on_first_use
 from loaders.loader import Loader
-from loaders.order import Order
+from loaders.order import RankBatches
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
-from loaders.sampling import choose_samples, find_epochs
+from loaders.sampling import choose_order, choose_samples
 from loaders.settings import (
     BUILD_HINTS,
     GROUPS,
@@ -184,14 +184,14 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     open_pipeline = partial(_open_pipeline, data, augment, Lane(spec.device))
     pipeline = open_pipeline(spec)
     try:
-        epochs = find_epochs(spec, data, pipeline.random_access, weights)
+        order = choose_order(spec, data, pipeline.random_access, weights)
     except SettingError:
         pipeline.close()
         raise
-    if data.kind == RAW or epochs.kind == "full" or weights is not None:
+    if data.kind == RAW or order.kind == "full" or weights is not None:
         nodes = 1  # samples are not read shard by shard, so no node needs shards of its own
-    order = Order(epochs, spec.batch_size, sampling.last, rank, world_size, nodes)
-    return Loader(spec, data, order, pipeline, open_pipeline)
+    batches = RankBatches(order, spec.batch_size, sampling.last, rank, world_size, nodes)
+    return Loader(spec, data, batches, pipeline, open_pipeline)
 
 
 def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> SplitData:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 from loaders.batch import Batch, BatchPlace, Request
 from loaders.dataset import SplitData
-from loaders.order import Order
+from loaders.order import RankBatches
 from precache.dataset.columns import Ints
 from precache.errors import SettingError
 
@@ -112,13 +112,13 @@ class RankSampler(Sampler[int]):
     """Positions that this rank serves in the coming epoch; setting its epoch sets the loader's.
 
     Args:
-        order: order of the loader.
+        batches: batches of the loader.
         epoch: epoch that the loader serves next.
         set_epoch: sets the loader's epoch.
     """
 
-    def __init__(self, order: Order, epoch: int, set_epoch: Callable[[int], None]) -> None:
-        self._order, self._epoch, self._set_epoch = order, epoch, set_epoch
+    def __init__(self, batches: RankBatches, epoch: int, set_epoch: Callable[[int], None]) -> None:
+        self._batches, self._epoch, self._set_epoch = batches, epoch, set_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, see `loaders.Loader.set_epoch`."""
@@ -126,11 +126,11 @@ class RankSampler(Sampler[int]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        for request in self._order.batches(self._epoch):
+        for request in self._batches.requests(self._epoch):
             yield from request.positions.tolist()
 
     def __len__(self) -> int:
-        return self._order.rank_samples()
+        return self._batches.rank_samples()
 
 
 class SequentialRankSampler(RankSampler, SequentialSampler):
@@ -141,7 +141,7 @@ class RankBatchSampler:
     """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples.
 
     Args:
-        order: order of the loader.
+        batches: batches of the loader.
         begin_iteration: begins an iteration of the loader, and yields the place of each of its batches.
 
     Attributes:
@@ -153,13 +153,13 @@ class RankBatchSampler:
     def __init__(
         self,
         sampler: RankSampler,
-        order: Order,
+        batches: RankBatches,
         batch_size: int,
         drop_last: bool,
         begin_iteration: Callable[[], Iterator[BatchPlace]],
     ) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self._order, self._begin_iteration = order, begin_iteration
+        self._batches, self._begin_iteration = batches, begin_iteration
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, see `loaders.Loader.set_epoch`."""
@@ -170,11 +170,11 @@ class RankBatchSampler:
         requests: Iterator[Request] | None = None
         for place in self._begin_iteration():
             if requests is None:
-                requests = self._order.batches(*place)
+                requests = self._batches.requests(*place)
             yield NamedBatch(next(requests).positions.tolist(), place, latest)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._batches)
 
 
 def return_unchanged(batch: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from loaders.frameworks import (
     SplitDataset,
     return_unchanged,
 )
-from loaders.order import Order
+from loaders.order import RankBatches
 from loaders.settings import LoaderSpec
 from loaders.threads import Ending, Prefetch, dead_worker_error
 from loaders.transfer import Pipeline, receive
@@ -67,7 +67,7 @@ class Iteration(Iterator[Batch]):
             with self._loader._taking:
                 if (place := self.next_place()) is None:
                     raise StopIteration
-                return self._loader.take(place)
+                return self._loader._take(place)
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
@@ -79,7 +79,7 @@ class Iteration(Iterator[Batch]):
         """Return epoch and number of the next batch, and count it as served; None after the last one."""
         loader = self._loader
         if not self.ended and self._number < 0:
-            self.epoch, self._number = loader.begin(self)
+            self.epoch, self._number = loader._begin(self)
         if not self.ended and self._number == len(loader):
             self.ended = True
             loader._place = loader._next.epoch, 0
@@ -127,7 +127,7 @@ class Loader(IterableDataset[Batch]):
         self,
         spec: LoaderSpec,
         data: SplitData,
-        order: Order,
+        batches: RankBatches,
         pipeline: Pipeline,
         open_pipeline: Callable[[LoaderSpec], Pipeline],
     ) -> None:
@@ -142,14 +142,14 @@ class Loader(IterableDataset[Batch]):
         self._path = str(data.path)
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.samples = order.epochs.samples
+        self.samples = batches.order.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self._size = pipeline.size
         self._data = data
         self._pipeline, self._open_pipeline = pipeline, open_pipeline
         self._left_out: set[str] = set()  # files that a warning named
-        self._order = order
+        self._batches = batches
         self._place: BatchPlace = (0, 0)  # epoch, and batches served in it, of the iteration served last
         self._next = _Start(0)
         self._iterations: list[weakref.ref[Iteration]] = []  # those that have begun; the latest is last
@@ -163,7 +163,7 @@ class Loader(IterableDataset[Batch]):
         self._process = os.getpid()
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._batches)
 
     def __iter__(self) -> Iteration:
         self._check_usable()
@@ -182,7 +182,7 @@ class Loader(IterableDataset[Batch]):
     @property
     def dataset(self) -> SplitDataset:
         """Dataset of the split's samples: their number, `targets` and `ids`, see `SplitDataset`."""
-        return SplitDataset(self._data, self.take)
+        return SplitDataset(self._data, self._take)
 
     @property
     def sampler(self) -> RankSampler:
@@ -193,8 +193,8 @@ class Loader(IterableDataset[Batch]):
     def batch_sampler(self) -> RankBatchSampler:
         """Batch sampler of one iteration; Lightning calls its `sampler.set_epoch` before each epoch."""
         kind = RankSampler if self.spec.shuffle else SequentialRankSampler
-        sampler = kind(self._order, self._next.epoch, self.set_epoch)
-        return RankBatchSampler(sampler, self._order, self.batch_size, self.drop_last, self._iterate_places)
+        sampler = kind(self._batches, self._next.epoch, self.set_epoch)
+        return RankBatchSampler(sampler, self._batches, self.batch_size, self.drop_last, self._iterate_places)
 
     def _iterate_places(self) -> Iterator[BatchPlace]:
         """Begin an iteration, and yield epoch and number of each of its batches, which counts as served."""
@@ -331,14 +331,14 @@ class Loader(IterableDataset[Batch]):
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
-    def begin(self, iteration: Iteration) -> BatchPlace:
+    def _begin(self, iteration: Iteration) -> BatchPlace:
         """Register an iteration that begins, and return epoch and number of its first batch."""
         epoch, served, _ = self._next
         self._place, self._next = (epoch, served), _Start(epoch + 1)
         self._iterations = [*self._running_iterations(), weakref.ref(iteration)]
         return self._place
 
-    def take(self, place: BatchPlace) -> Batch:
+    def _take(self, place: BatchPlace) -> Batch:
         """Return the batch of that epoch and number, ready for the current stream, and count it as served."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
@@ -387,7 +387,7 @@ class Loader(IterableDataset[Batch]):
                 )
         self._drop_prefetch()
         self._prefetch_place = place
-        prefetch = Prefetch(_read_batches(self._pipeline, self._order, place), _AHEAD_BATCHES)
+        prefetch = Prefetch(_read_batches(self._pipeline, self._batches, place), _AHEAD_BATCHES)
         self._prefetch = prefetch
         return prefetch
 
@@ -451,11 +451,11 @@ class Loader(IterableDataset[Batch]):
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
             "last": self.spec.last,
-            **self._order.identity(),
+            **self._batches.identity(),
         }
 
 
-def _read_batches(pipeline: Pipeline, order: Order, place: BatchPlace) -> Iterator[Batch]:
+def _read_batches(pipeline: Pipeline, batches: RankBatches, place: BatchPlace) -> Iterator[Batch]:
     """Yield batch after batch from `place` on, without end.
 
     It has no reference to the loader, so that a loader that nobody uses any more is collected with it.
@@ -463,8 +463,8 @@ def _read_batches(pipeline: Pipeline, order: Order, place: BatchPlace) -> Iterat
 
     def requests() -> Iterator[Request]:
         epoch, start = place
-        while len(order):
-            yield from order.batches(epoch, start)
+        while len(batches):
+            yield from batches.requests(epoch, start)
             epoch, start = epoch + 1, 0
 
     with pipeline.lane.active():

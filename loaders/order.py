@@ -5,9 +5,9 @@ a sample's rank in the stored order of its split. It depends on the seed, the ep
 never on workers or timing. All formats of one plan store their samples in the same order, and so serve them
 in the same order.
 
-`Epochs` gives the order that all ranks serve in an epoch; `Order` cuts it into the batches
-of one rank. A place is computed when a rank is about to serve it. Only short orders (at most 65,536 samples),
-parts of a split and drawn samples are held as lists.
+`EpochOrder` gives the order that all ranks serve in an epoch; `RankBatches` cuts it into the batches of one
+rank. A place is computed when a rank is about to serve it. Only short orders (at most 65,536 samples), parts
+of a split and drawn samples are held as lists.
 """
 
 from collections.abc import Callable, Iterator
@@ -189,7 +189,7 @@ def shuffle_in_windows(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Epochs:
+class EpochOrder:
     """Order in which all ranks together serve a split, for any epoch.
 
     Attributes:
@@ -215,8 +215,8 @@ class Epochs:
         """Number of samples in an epoch, without those that fill up the last batch."""
         return int(self.shard_starts[-1])
 
-    def order(self, epoch: int, run: tuple[int, int] | None = None) -> LookUp:
-        """Return the order of `epoch`.
+    def draw(self, epoch: int, run: tuple[int, int] | None = None) -> LookUp:
+        """Draw the order of `epoch`.
 
         Args:
             run: first place that may be looked up, and the one behind the last; default: all.
@@ -243,7 +243,7 @@ class Epochs:
         return {"shuffle": self.kind, **windows, "weights": weights}
 
 
-class Order:
+class RankBatches:
     """Batches of one rank, for any epoch: as many for each rank, none of them empty.
 
     The order of all ranks is cut into global batches, see `global_batch_sizes`, and each rank serves its part
@@ -256,7 +256,7 @@ class Order:
     for those at the two ends of its run; `full` reads samples of all shards.
 
     Args:
-        epochs: order of all ranks.
+        order: order of all ranks.
         batch_size: samples in a batch of one rank.
         last: `partial`, `pad` or `drop`, see `global_batch_sizes`.
         rank: number of this process; those of one node follow one another.
@@ -266,28 +266,28 @@ class Order:
 
     def __init__(
         self,
-        epochs: Epochs,
+        order: EpochOrder,
         batch_size: int,
         last: str,
         rank: int = 0,
         world_size: int = 1,
         nodes: int = 1,
     ) -> None:
-        self.epochs, self._batch_size, self._nodes = epochs, batch_size, nodes
-        self._repeats = epochs.weights is not None
+        self.order, self._batch_size, self._nodes = order, batch_size, nodes
+        self._repeats = order.weights is not None
         self._ranks = world_size // nodes
         node, self._local = divmod(rank, self._ranks)
         self._min_samples = self._ranks * (batch_size if last == "pad" else 1)  # in a batch of the node
         self._span = batch_size * self._ranks  # places from one batch of this rank to its next
-        self._whole, tail = global_batch_sizes(epochs.samples, self._span * nodes, last)
+        self._whole, tail = global_batch_sizes(order.samples, self._span * nodes, last)
         parts = [_part_range(size, node, nodes) for size in tail]
         start = node * self._whole * self._span + sum(first for first, _ in parts)
         self._tail = [stop - first for first, stop in parts]  # the node's parts of the shorter batches
         stop = start + self._whole * self._span + sum(self._tail)
         if start == stop:  # no sample is left for this node: it fills up from the whole epoch
-            start, stop = 0, epochs.samples
+            start, stop = 0, order.samples
         elif node == nodes - 1:  # the last node's run has the samples that `drop` leaves out, too
-            stop = epochs.samples
+            stop = order.samples
         self._run = start, stop
 
     def __len__(self) -> int:
@@ -312,9 +312,9 @@ class Order:
         shorter = sum(len(self._batch_places(number)[0]) for number in range(self._whole, len(self)))
         return self._whole * self._batch_size + shorter
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Request]:
+    def requests(self, epoch: int, start: int = 0) -> Iterator[Request]:
         """Yield the requests of `epoch` from batch `start` on; the batches before it cost nothing."""
-        look_up = self.epochs.order(epoch, self._run)
+        look_up = self.order.draw(epoch, self._run)
         block_batches = max(1, _BLOCK_PLACES // self._span)
         for first in range(start, len(self), block_batches):
             numbers = range(first, min(first + block_batches, len(self)))
@@ -328,7 +328,7 @@ class Order:
 
     def identity(self) -> dict[str, Any]:
         """Return JSON values that differ for any other order of the same samples, seed and batches."""
-        return {**self.epochs.identity(), "nodes": self._nodes}
+        return {**self.order.identity(), "nodes": self._nodes}
 
 
 def _part_range(size: int, number: int, parts: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order import Epochs, Weights
+from loaders.order import EpochOrder, Weights
 from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError
@@ -17,7 +17,7 @@ _MAX_SHOWN = 5  # classes or samples that an error lists
 
 
 def choose_samples(sampling: Sampling, data: SplitData) -> tuple[SplitData, Weights | None]:
-    """Return the samples of `data` that `classes` and `subset` name, and their weights, see `Epochs`.
+    """Return the samples of `data` that `classes` and `subset` name, and their weights, see `EpochOrder`.
 
     Raises:
         SettingError: a class or sample does not exist, or no sample is left; or the weights are no weights,
@@ -149,9 +149,9 @@ def _to_array(name: str, values: Any, expected: str) -> npt.NDArray[Any]:
         raise SettingError(f"{name} must be {expected}, got {values!r:.80}") from error
 
 
-def find_epochs(
+def choose_order(
     spec: LoaderSpec, data: SplitData, random_access: bool, weights: Weights | None = None
-) -> Epochs:
+) -> EpochOrder:
     """Return the order in which all ranks together serve `data`.
 
     Args:
@@ -170,7 +170,7 @@ def find_epochs(
         kind = "full" if random_access else "window"
     elif spec.shuffle is not False:
         kind = spec.shuffle
-    return Epochs(
+    return EpochOrder(
         shard_starts=data.shard_starts,
         kind=kind,
         seed=spec.seed,

@@ -12,20 +12,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaders.batch import Request
-from loaders.order import Epochs, KeyedPermutation, Order
+from loaders.order import EpochOrder, KeyedPermutation, RankBatches
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4
 KINDS = ("full", "window", "none")
 COUNT, KEYS = 1000, 2000
 
 
-def make_epochs(kind: str, shard_samples: tuple[int, ...] | np.ndarray = SHARDS, **other: Any) -> Epochs:
+def make_order(kind: str, shard_samples: tuple[int, ...] | np.ndarray = SHARDS, **other: Any) -> EpochOrder:
     starts = np.concatenate(([0], np.cumsum(shard_samples, dtype=np.int64)))
-    return Epochs(shard_starts=starts, kind=kind, **{"seed": 3, "window_shards": 4, **other})
+    return EpochOrder(shard_starts=starts, kind=kind, **{"seed": 3, "window_shards": 4, **other})
 
 
-def make_order(epochs: Epochs, **settings: Any) -> Order:
-    return Order(epochs=epochs, **{"batch_size": 16, "last": "partial", **settings})
+def make_batches(order: EpochOrder, **settings: Any) -> RankBatches:
+    return RankBatches(order=order, **{"batch_size": 16, "last": "partial", **settings})
 
 
 def unpadded(requests: list[Request]) -> list[int]:
@@ -36,35 +36,35 @@ def unpadded(requests: list[Request]) -> list[int]:
     return positions
 
 
-def served(epochs: Epochs, epoch: int = 0, **settings: Any) -> np.ndarray:
+def served(order: EpochOrder, epoch: int = 0, **settings: Any) -> np.ndarray:
     """Return the positions that one rank serves in an epoch, in its order."""
-    return np.array(unpadded(list(make_order(epochs, **settings).batches(epoch))))
+    return np.array(unpadded(list(make_batches(order, **settings).requests(epoch))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_orders_are_reproducible_permutations(kind: str) -> None:
-    epochs = [served(make_epochs(kind), epoch) for epoch in range(3)]
+    epochs = [served(make_order(kind), epoch) for epoch in range(3)]
     assert all(np.array_equal(np.sort(epoch), np.arange(1000)) for epoch in epochs)
-    assert np.array_equal(served(make_epochs(kind), 2, batch_size=7), epochs[2])
+    assert np.array_equal(served(make_order(kind), 2, batch_size=7), epochs[2])
     if kind == "none":
         assert np.array_equal(epochs[0], np.arange(1000))
     else:
         assert not np.array_equal(epochs[0], epochs[1])
-        assert not np.array_equal(served(make_epochs(kind, seed=1), 0), served(make_epochs(kind, seed=0), 1))
+        assert not np.array_equal(served(make_order(kind, seed=1), 0), served(make_order(kind, seed=0), 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_batch_is_computed_without_those_before_it(kind: str) -> None:
-    order = make_order(make_epochs(kind, (400,) * 1000), batch_size=64)
-    whole = list(order.batches(1))
-    assert len(whole) == len(order) == 6250
+    batches = make_batches(make_order(kind, (400,) * 1000), batch_size=64)
+    whole = list(batches.requests(1))
+    assert len(whole) == len(batches) == 6250
     for number in (6249, 3000, 2999, 0):
-        assert np.array_equal(next(order.batches(1, number)).positions, whole[number].positions)
+        assert np.array_equal(next(batches.requests(1, number)).positions, whole[number].positions)
 
 
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_a_window_reads_only_its_own_shards(window: int) -> None:
-    shard_of = np.repeat(np.arange(len(SHARDS)), SHARDS)[served(make_epochs("window", window_shards=window))]
+    shard_of = np.repeat(np.arange(len(SHARDS)), SHARDS)[served(make_order("window", window_shards=window))]
     place = 0
     while place < len(shard_of):
         shards = list(dict.fromkeys(shard_of[place:].tolist()))[:window]
@@ -94,7 +94,7 @@ def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
     truth, _ = quality(rng.permutation(samples), labels)
     sizes = tuple(np.bincount(np.arange(samples) % 40).tolist())
     for kind, window, pool in (("full", 1, samples), ("window", 1, samples / 40), ("window", 8, samples / 5)):
-        entropy, neighbours = quality(served(make_epochs(kind, sizes, window_shards=window), 1), labels)
+        entropy, neighbours = quality(served(make_order(kind, sizes, window_shards=window), 1), labels)
         assert abs(entropy / truth - 1) < 0.01
         assert neighbours < 3 * 2 / pool
     assert quality(np.arange(samples), np.sort(labels))[0] < 0.6 * truth, (
@@ -105,12 +105,12 @@ def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
 @pytest.mark.parametrize("count", [1000, 100_000])
 def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
     """A rejected sample does not change the order of the others."""
-    whole_order = served(make_epochs("full", (count,)), 2)
+    whole_order = served(make_order("full", (count,)), 2)
     chosen_sets = [np.flatnonzero(np.random.default_rng(0).random(count) < 0.3)]
     for rejected in (0, count // 2, count - 1):
         chosen_sets.append(np.delete(np.arange(count), rejected))
     for chosen in chosen_sets:
-        part = make_epochs("full", (len(chosen),), chosen=(chosen, count))
+        part = make_order("full", (len(chosen),), chosen=(chosen, count))
         assert np.array_equal(chosen[served(part, 2)], whole_order[np.isin(whole_order, chosen)])
 
 
@@ -138,17 +138,18 @@ class Layout:
         """Number of whole global batches, and of the samples left."""
         return divmod(self.samples, self.global_size)
 
-    def orders(self) -> list[Order]:
-        """Return the order of each rank."""
-        epochs = make_epochs(self.kind, self.shards, window_shards=2)
+    def each_rank(self) -> list[RankBatches]:
+        """Return the batches of each rank."""
+        order = make_order(self.kind, self.shards, window_shards=2)
         world_size = self.nodes * self.ranks
         world = {"world_size": world_size, "nodes": self.nodes, "batch_size": self.batch_size}
-        return [make_order(epochs, rank=rank, last=self.last, **world) for rank in range(world_size)]
+        return [make_batches(order, rank=rank, last=self.last, **world) for rank in range(world_size)]
 
     def global_batches(self) -> list[list[Request]]:
         """Return the requests of all ranks for each global batch of an epoch."""
         return [
-            list(requests) for requests in zip(*(order.batches(1) for order in self.orders()), strict=True)
+            list(requests)
+            for requests in zip(*(batches.requests(1) for batches in self.each_rank()), strict=True)
         ]
 
 
@@ -175,21 +176,21 @@ def each_layout(test: Callable[[Layout], None]) -> Callable[[], None]:
 @each_layout
 def test_ranks_share_an_epoch(layout: Layout) -> None:
     """Each sample is served once, and all ranks have as many batches."""
-    orders = layout.orders()
-    batches = [list(order.batches(1)) for order in orders]
+    ranks = layout.each_rank()
+    served_batches = [list(batches.requests(1)) for batches in ranks]
     whole, rest = layout.whole_and_rest
     global_batches = whole + (rest > 0 and layout.last != "drop")
-    for order, rank_batches in zip(orders, batches, strict=True):
-        assert len(order) == len(rank_batches) == global_batches
-    positions = [position for rank_batches in batches for position in unpadded(rank_batches)]
+    for batches, rank_batches in zip(ranks, served_batches, strict=True):
+        assert len(batches) == len(rank_batches) == global_batches
+    positions = [position for rank_batches in served_batches for position in unpadded(rank_batches)]
     assert len(positions) == len(set(positions))
     assert len(positions) == (whole * layout.global_size if layout.last == "drop" else layout.samples)
 
 
 @each_layout
 def test_rank_samples_counts_the_samples_of_a_rank(layout: Layout) -> None:
-    for order in layout.orders():
-        assert order.rank_samples() == sum(len(request.positions) for request in order.batches(1))
+    for batches in layout.each_rank():
+        assert batches.rank_samples() == sum(len(request.positions) for request in batches.requests(1))
 
 
 @each_layout
@@ -242,11 +243,11 @@ def test_ranks_per_node_change_no_global_batch(layout: Layout) -> None:
 
 @pytest.mark.parametrize("kind", ["window", "none"])
 def test_two_nodes_share_at_most_one_shard(kind: str) -> None:
-    epochs = make_epochs(kind, (100,) * 14)
+    order = make_order(kind, (100,) * 14)
     readers: dict[int, set[int]] = {}
     for rank in range(8):
-        order = make_order(epochs, batch_size=4, rank=rank, world_size=8, nodes=2)
-        for request in order.batches(3):
+        batches = make_batches(order, batch_size=4, rank=rank, world_size=8, nodes=2)
+        for request in batches.requests(3):
             for shard in set((request.positions // 100).tolist()):
                 readers.setdefault(shard, set()).add(rank // 4)
     assert len(readers) == 14
@@ -258,13 +259,13 @@ def test_a_batch_out_of_a_billion_samples_is_cheap(kind: str) -> None:
     """A batch of 64 takes less than 1 s of CPU and 100 MiB, however many samples the epoch has."""
     shards = np.full(600_000, 1666)
     shards[:400_000] += 1
-    epochs = make_epochs(kind, shards, window_shards=8)
-    assert epochs.samples == 10**9
-    order = make_order(epochs, batch_size=64, rank=777, world_size=1024, nodes=128)
+    order = make_order(kind, shards, window_shards=8)
+    assert order.samples == 10**9
+    batches = make_batches(order, batch_size=64, rank=777, world_size=1024, nodes=128)
     for number in (0, 10_000):
         tracemalloc.start()
         start_s = time.thread_time()  # CPU time of this thread alone
-        request = next(order.batches(2, number))
+        request = next(batches.requests(2, number))
         duration_s = time.thread_time() - start_s
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -34,7 +34,7 @@ def record_batches(
         split: split of that batch.
         place: its epoch and number.
     """
-    take = Loader.take
+    take = Loader._take
 
     def take_and_record(self: Any, batch_place: tuple[int, int]) -> Batch:
         batch = take(self, batch_place)
@@ -45,7 +45,7 @@ def record_batches(
             os.kill(os.getpid(), signal)
         return batch
 
-    with mock.patch.object(Loader, "take", take_and_record):
+    with mock.patch.object(Loader, "_take", take_and_record):
         yield
 
 

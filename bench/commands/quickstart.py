@@ -75,8 +75,8 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
         result = compare(comparison, result_path, on_progress, gpu_price)
     output.finish(result)
     if f"emulated:{DEFAULT_PRESET}" in result.settings["trainers"]:
-        source = PRESETS[DEFAULT_PRESET].source
-        click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
+        citation = PRESETS[DEFAULT_PRESET].citation
+        click.echo(f"emulated:{DEFAULT_PRESET} is {citation}. PyTorch without that tuning is slower:")
         click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
 
 

@@ -1,4 +1,4 @@
-"""Train the same model from several sources of the same pictures: is it worse than from ImageFolder?
+"""Train the same model from several loaders of the same pictures: is it worse than from ImageFolder?
 
     python -m bench.lab.accuracy splits TREE splits.csv --per-class 30
     precache convert TREE keep128 --format shards --size 128 --splits splits.csv
@@ -63,7 +63,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRecipe:
-    """Settings that all trainings share; a training has a source and a seed besides.
+    """Settings that all trainings share; a training has a loader and a seed besides.
 
     Attributes:
         model: name in `loaders.examples.models.MODELS`.
@@ -83,7 +83,7 @@ class TrainingRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Contender:
     """A loader whose trainings are compared with those of others.
 
     Attributes:
@@ -99,7 +99,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TreeSplits:
-    """Pictures of a raw tree that all sources train with, and those that all models are tested on.
+    """Pictures of a raw tree that all contenders train with, and those that all models are tested on.
 
     Attributes:
         tree: the whole tree.
@@ -115,31 +115,31 @@ class TreeSplits:
         return [self.tree.files[position] for position in positions.tolist()]
 
 
-def open_source(text: str, tree: Path) -> Source:
-    """Open a source: `NAME=BACKEND:FOLDER`, or a backend that reads `tree`, which may have a name, too."""
+def open_contender(text: str, tree: Path) -> Contender:
+    """Open a loader: `NAME=BACKEND:FOLDER`, or a backend that reads `tree`, which may have a name, too."""
     match = re.fullmatch(r"(?:([\w.-]+)=)?(\w+)(?::(.+))?", text, re.DOTALL)
     if match is None:
-        raise SettingError(f"source {text!r} is not of the form NAME=BACKEND:FOLDER or BACKEND")
+        raise SettingError(f"loader {text!r} is not of the form NAME=BACKEND:FOLDER or BACKEND")
     name, backend, folder = match.groups()
     check_choice("backend", backend, CHOICES)
-    return Source(name or backend, backend, open_split(Path(folder) if folder else tree, "train"))
+    return Contender(name or backend, backend, open_split(Path(folder) if folder else tree, "train"))
 
 
-def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
+def find_pictures(tree: Path, contenders: Sequence[Contender]) -> TreeSplits:
     """Find the pictures of `tree` that are in the splits train and val of the converted folders.
 
     Raises:
         DatasetError: the folders have other pictures than `tree`, or not the same in each split.
-        SettingError: no source is a converted folder.
+        SettingError: no contender is a converted folder.
     """
     whole = open_split(tree, "train")
     positions = {sample: position for position, sample in enumerate(_samples(whole))}
     tree_splits: TreeSplits | None = None
-    for source in sources:
-        if source.data.kind == RAW:
+    for contender in contenders:
+        if contender.data.kind == RAW:
             continue
         splits = []
-        for split in (source.data, open_split(source.data.path, "val")):
+        for split in (contender.data, open_split(contender.data.path, "val")):
             samples = _samples(split)
             if missing := set(samples) - positions.keys():
                 raise DatasetError(f"has {min(missing)}, which {tree} lacks", path=split.path)
@@ -148,14 +148,14 @@ def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
             map(np.array_equal, splits, (tree_splits.train, tree_splits.val))
         ):
             raise DatasetError(
-                "its splits hold other pictures than those of another source",
-                path=source.data.path,
+                "its splits hold other pictures than those of another loader",
+                path=contender.data.path,
                 remedy="convert both with the same --splits",
             )
         tree_splits = TreeSplits(whole, *splits)
     if tree_splits is None:
         raise SettingError(
-            f"no source says which pictures of {tree} train and which validate",
+            f"no loader says which pictures of {tree} train and which validate",
             remedy="add a folder that was converted with --splits, which has the splits train and val",
         )
     return tree_splits
@@ -169,10 +169,10 @@ def _samples(data: SplitData) -> list[tuple[str, str]]:
 
 @contextmanager
 def open_batches(
-    source: Source, pictures: TreeSplits, recipe: TrainingRecipe, seed: int
+    contender: Contender, pictures: TreeSplits, recipe: TrainingRecipe, seed: int
 ) -> Iterator[Callable[[], Iterable[Batch]]]:
     """Yield a function that returns the batches of the next epoch, cropped and mirrored at random."""
-    if source.backend == IMAGEFOLDER:
+    if contender.backend == IMAGEFOLDER:
         files = pictures.files(pictures.train)
         dataset = ImageFolder(
             Path(files[0]).parent.parent,
@@ -190,10 +190,10 @@ def open_batches(
         )
         yield lambda: (Batch(images, labels, torch.zeros_like(labels)) for images, labels in loader)
         return
-    is_tree = source.data.kind == RAW
-    backend: Any = source.backend  # a Literal of `loaders.build`, which a str is not
+    is_tree = contender.data.kind == RAW
+    backend: Any = contender.backend  # a Literal of `loaders.build`, which a str is not
     with loaders.build(
-        source.data.path,
+        contender.data.path,
         backend=backend,
         batch_size=recipe.batch_size,
         size=recipe.size,
@@ -214,23 +214,23 @@ def decode_validation(pictures: TreeSplits, size: int) -> list[torch.Tensor]:
 
 
 def train(
-    source: Source,
+    contender: Contender,
     seed: int,
     pictures: TreeSplits,
     recipe: TrainingRecipe,
     validation: Sequence[torch.Tensor],
 ) -> Trial:
-    """Train a model from the source; return its top-1 accuracy on the validation pictures."""
+    """Train a model from the contender; return its top-1 accuracy on the validation pictures."""
     device, tree = torch.device(recipe.device), pictures.tree
     steps = len(pictures.train) // recipe.batch_size * recipe.epochs
     model = build_model(recipe.model, len(tree.classes), seed).to(device)
     optimizer, schedule = build_optimizer(recipe.model, model, steps)
     learner = Learner(model, optimizer, schedule, dtype=DTYPES[recipe.amp])
-    with open_batches(source, pictures, recipe, seed) as next_epoch:
+    with open_batches(contender, pictures, recipe, seed) as next_epoch:
         for _ in range(recipe.epochs):
             learner.train(batch.to(device) for batch in next_epoch())
     if schedule.last_epoch != steps:
-        raise DatasetError(f"{source.name} served {schedule.last_epoch:,} batches, expected {steps:,}")
+        raise DatasetError(f"{contender.name} served {schedule.last_epoch:,} batches, expected {steps:,}")
     labels = torch.from_numpy(np.asarray(tree.labels[pictures.val]))
 
     def batches() -> Iterator[Batch]:
@@ -240,7 +240,7 @@ def train(
             yield Batch(images, labels[part].to(device), labels[part])
 
     top1 = learner.validate(batches())["validation_accuracy"]
-    return Trial(key={"source": source.name, "seed": seed}, numbers={"top1_accuracy": top1})
+    return Trial(key={"loader": contender.name, "seed": seed}, numbers={"top1_accuracy": top1})
 
 
 def judge(differences: Sequence[float], level: float, margin: float) -> tuple[float, float, str]:
@@ -255,15 +255,15 @@ def judge(differences: Sequence[float], level: float, margin: float) -> tuple[fl
 
 
 def make_table(trials: Sequence[Trial], baseline: str, margin: float) -> Table:
-    """Make a row for each source, the baseline first: top-1 over its seeds, and the difference in points."""
-    sources: dict[str, dict[int, float]] = {baseline: {}}
+    """Make a row for each loader, the baseline first: top-1 over its seeds, and the difference in points."""
+    contenders: dict[str, dict[int, float]] = {baseline: {}}
     for trial in trials:
-        by_seed = sources.setdefault(trial.key["source"], {})
+        by_seed = contenders.setdefault(trial.key["loader"], {})
         by_seed[trial.key["seed"]] = 100 * trial.numbers["top1_accuracy"]
-    first = sources[baseline]
-    level = 1 - (1 - LEVEL) / max(1, len(sources) - 1)
+    first = contenders[baseline]
+    level = 1 - (1 - LEVEL) / max(1, len(contenders) - 1)
     rows = []
-    for name, by_seed in sources.items():
+    for name, by_seed in contenders.items():
         seeds = by_seed.keys() & first.keys()
         text = ""
         if name != baseline and len(seeds) > 1:
@@ -276,7 +276,7 @@ def make_table(trials: Sequence[Trial], baseline: str, margin: float) -> Table:
 
 def show(document: Document, baseline: str, margin: float) -> None:
     """Print the table of a file, and below it what was trained, and the machine."""
-    if not any(trial.key["source"] == baseline for trial in document.trials):
+    if not any(trial.key["loader"] == baseline for trial in document.trials):
         raise SettingError(f"no training of the baseline {baseline!r}", remedy="name another with --baseline")
     settings = document.settings
     click.echo(make_table(document.trials, baseline, margin).markdown())
@@ -296,7 +296,7 @@ def _judging(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=commandline.Group)
 def command() -> None:
-    """Train the same model from several sources of the same pictures, and compare them."""
+    """Train the same model from several loaders of the same pictures, and compare them."""
 
 
 @command.command("splits")
@@ -322,18 +322,18 @@ def write_splits(tree: Path, path: Path, per_class: int) -> None:
 
 @command.command("train")
 @click.argument("tree", type=_PATH)
-@click.argument("others", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("others", nargs=-1, required=True, metavar="LOADER...")
 @click.option("--json", "json_path", type=_PATH, required=True, help="Keeps finished trainings.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="resnet10", show_default=True)
 @click.option("--size", default=64, show_default=True, help="Side of the pictures, pixels.")
 @click.option("--epochs", default=20, show_default=True)
 @click.option("--batch-size", default=64, show_default=True)
-@click.option("--seeds", default=5, show_default=True, help="Trainings of each source.")
+@click.option("--seeds", default=5, show_default=True, help="Trainings of each loader.")
 @click.option("--amp", default="off", show_default=True, help="Precision: auto, bf16, fp16 or off.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--workers", default=1, show_default=True, help="Processes or threads of each loader.")
 @_judging
-def train_sources(
+def train_contenders(
     tree: Path,
     others: Sequence[str],
     json_path: Path,
@@ -344,28 +344,30 @@ def train_sources(
     margin: float,
     **settings: Any,
 ) -> None:
-    """Train a model from TREE by ImageFolder, and from each SOURCE: NAME=BACKEND:FOLDER, or BACKEND on TREE.
+    """Train a model from TREE by ImageFolder, and from each LOADER: NAME=BACKEND:FOLDER, or BACKEND on TREE.
 
-    Sources take turns in being the first with a seed, so that a machine that warms up affects all alike.
+    Loaders take turns in being the first with a seed, so that a machine that warms up affects all alike.
     """
     recipe = TrainingRecipe(**settings, device=device, amp=resolve_amp(amp, find_device(device)))
     check_size(recipe.model, recipe.size)
-    sources = [open_source(text, tree) for text in (IMAGEFOLDER, *others)]
-    pictures = find_pictures(tree, sources)
-    data = {source.name: {"digest": f"{source.backend} {source.data.digest}"} for source in sources}
+    contenders = [open_contender(text, tree) for text in (IMAGEFOLDER, *others)]
+    pictures = find_pictures(tree, contenders)
+    data = {
+        contender.name: {"digest": f"{contender.backend} {contender.data.digest}"} for contender in contenders
+    }
     machine = describe_machine(torch.device(device))
     trials = Trials(json_path, "accuracy", machine, {**asdict(recipe), "data": data})
     missing = [
-        (source, seed)
+        (contender, seed)
         for seed in range(seeds)
-        for source in (*sources[seed % len(sources) :], *sources[: seed % len(sources)])
-        if trials.find({"source": source.name, "seed": seed}) is None
+        for contender in (*contenders[seed % len(contenders) :], *contenders[: seed % len(contenders)])
+        if trials.find({"loader": contender.name, "seed": seed}) is None
     ]
     validation = decode_validation(pictures, recipe.size) if missing else []
     with ProgressBar("accuracy", "training") as bar:
-        for number, (source, seed) in enumerate(missing):
+        for number, (contender, seed) in enumerate(missing):
             bar(number, len(missing))
-            trials.add(train(source, seed, pictures, recipe, validation))
+            trials.add(train(contender, seed, pictures, recipe, validation))
     show(read_document(json_path), baseline, margin)
 
 

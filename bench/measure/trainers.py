@@ -23,7 +23,7 @@ class Preset:
     """Published images/s of an accelerator in training, with model, publisher and software."""
 
     images_per_s: float
-    source: str
+    citation: str
 
 
 PRESETS = {
@@ -41,7 +41,7 @@ EPILOG = "\n".join(
         "\b",
         "Emulated accelerators, images/s; x8 behind a name or a rate is 8 of them:",
         *(
-            f"  {f'emulated:{name}':29}{preset.images_per_s:6,.0f}  {preset.source}"
+            f"  {f'emulated:{name}':29}{preset.images_per_s:6,.0f}  {preset.citation}"
             for name, preset in PRESETS.items()
         ),
         "PyTorch without MXNet's tuning is slower: --trainer-rate takes the images/s of your own training.",

@@ -67,7 +67,7 @@ def test_conversion_shares_a_workers_time_among_all_stages(format_name: str, raw
     assert whole[1:] == ["-"] * len(shares)
 
 
-def test_accuracy_trains_each_source_once_and_compares_it(raw_tree: Path, tmp_path: Path) -> None:
+def test_accuracy_trains_each_loader_once_and_compares_it(raw_tree: Path, tmp_path: Path) -> None:
     accuracy = pytest.importorskip("bench.lab.accuracy", reason="pip install scipy")
     print_table(accuracy.command, "splits", raw_tree, tmp_path / "splits.csv", "--per-class", 5)
     recipe = Recipe(format="shards", size=32)

@@ -398,6 +398,9 @@ def _resized_part(picture: Pixels, box: list[int] | list[float], shape: tuple[in
 
 def _planes(picture: Pixels) -> torch.Tensor:
     """Return `picture` as a tensor [1, channels, height, width] of the same memory."""
+    if not picture.flags.writeable:  # torch would warn, though nothing is written to a mapped picture
+        picture = picture.view()
+        picture.flags.writeable = True
     # the stride of this batch of one makes torch treat it as channels-last, which is twice as fast
     return torch.from_numpy(picture)[None].permute(0, 3, 1, 2)
 

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,6 +35,7 @@ _REQUESTS_AHEAD = 32
 _PROBES = 4
 # `mmap` has no name for it: https://man7.org/linux/man-pages/man2/madvise.2.html
 _MADV_POPULATE_READ = 22
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class BlockReader:
@@ -155,7 +157,7 @@ def _populate(descriptor: int, start: int, count: int) -> bool:
     """Map `count` bytes of a file and have Linux read them; False where Linux cannot."""
     if sys.platform != "linux":
         return False
-    mapped = np.frombuffer(mmap.mmap(descriptor, count, prot=mmap.PROT_READ, offset=start), np.uint8)
+    mapped = map_file(descriptor, count, start)
     prefer_blocks(mapped)
     return advise(mapped, 0, count, _MADV_POPULATE_READ)
 
@@ -181,6 +183,41 @@ def advise(mapped: npt.NDArray[np.uint8], start: int, count: int, advice: int) -
     return not _libc().madvise(address, ctypes.c_size_t(start + count - begin), advice)
 
 
+def map_file(descriptor: int, count: int, start: int = 0) -> npt.NDArray[np.uint8]:
+    """Map `count` bytes of a file from `start` on, read-only and shared: they take no memory of this process.
+
+    Args:
+        start: a multiple of the size of a page.
+
+    Returns:
+        uint8 [count]. The map lasts as long as the array or a view of it, and keeps no descriptor
+        open, as Python's own maps do (before `trackfd` of Python 3.13).
+
+    Raises:
+        OSError: the system refuses.
+    """
+    address = _libc().mmap(None, count, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
+    if address == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    buffer = (ctypes.c_ubyte * count).from_address(address)
+    # Not at the program's end, when threads may still read.
+    weakref.finalize(buffer, _libc().munmap, address, count).atexit = False
+    mapped: npt.NDArray[np.uint8] = np.frombuffer(memoryview(buffer), np.uint8)
+    mapped.flags.writeable = False
+    return mapped
+
+
 @cache
 def _libc() -> Any:
-    return ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_longlong,
+    )
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    return libc

@@ -8,21 +8,20 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.read.blocks import BlockReader, advise, is_cached, map_pages, prefer_blocks
+from loaders.read.blocks import BlockReader, advise, is_cached, map_file, map_pages, prefer_blocks
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.main_memory import has_room
 from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
-from precache.errors import DatasetError, OpenFilesError
+from precache.errors import DatasetError, OpenFilesError, os_reason
 from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.jpeg import Pixels
-from precache.storage import check_can_open, open_regular
+from precache.storage import open_regular
 from precache.storage.locks import lock
 
 # Pictures of a batch that are probed to see whether the disk has to be read; each costs a system call.
@@ -60,10 +59,7 @@ class MappedShard:
             self._same_size_pictures = pixels[: int(np.prod(shape))].reshape(shape)
 
     def picture(self, row: int) -> Pixels:
-        """Picture in `row`, uint8 [height, width, channels]; the array keeps it valid.
-
-        Nobody may write to it, though NumPy would allow it: torch warns of arrays that are read-only.
-        """
+        """Picture in `row`, uint8 [height, width, channels], read-only; the array keeps it valid."""
         if self._same_size_pictures is not None:
             picture: Pixels = self._same_size_pictures[row]
             return picture
@@ -107,20 +103,19 @@ class MappedShard:
 
 
 def _map(shard: ShardFile) -> Pixels:
-    """Map the whole file, uint8; private and writable: what is written to it stays in this process.
+    """Map the whole file, uint8.
 
-    With torch, because Python's own maps keep a descriptor open (before `trackfd` of Python 3.13).
+    Raises:
+        DatasetError: the system refuses.
     """
     try:
-        file = f"/dev/fd/{shard.descriptor}"
-        return torch.from_file(file, shared=False, size=shard.bytes, dtype=torch.uint8).numpy()
-    except RuntimeError as error:
-        check_can_open(shard.path)
+        return map_file(shard.descriptor, shard.bytes)
+    except OSError as error:
         raise DatasetError(
-            f"cannot be mapped ({error})",
+            f"cannot be mapped ({os_reason(error)})",
             path=shard.path,
-            remedy="free memory, or raise the number of maps that a process may have "
-            "('sysctl vm.max_map_count')",
+            remedy="raise the number of maps that a process may have ('sysctl vm.max_map_count'), or its "
+            "limit of address space ('ulimit -v')",
         ) from error
 
 

@@ -1,22 +1,28 @@
-"""Tars that are read in place: each member is a range of the file's bytes.
+"""Tars that are read in place: `tarfile` parses the headers, and each member is a range of the file's bytes.
 
-`tarfile` parses the headers. A tar is refused, with the member's name, if it breaks off, or has a member that
-cannot be read in place: a sparse file, or one that continues in another tar. No file is ever written under a
-member's name.
+No file is ever written under a member's name. A tar is refused, with the member's name or the offset:
+
+    it is compressed as a whole          its pictures are read in shuffled order
+    a header is damaged, or breaks off   `tarfile` would end there, as if the rest were not in the tar
+    a member's size leads past the end   the tar breaks off
+    a member is sparse, or continued     its content is not one range of the file
+    data follow behind the end           tars were joined, and nobody would read the second
 """
 
 import io
 import os
 import tarfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from precache.errors import SourceError, shell_command
-from precache.pictures.reading import check_bytes, read_part, read_with_retries
+from precache.pictures.reading import read_part, read_with_retries
 from precache.storage import open_regular
 
+MAX_TEXT_BYTES = 1 << 20
+"""Size up to which the content of a member is read with its header."""
 _COPY_AGAIN = "download or copy it again"
 _PACK_AGAIN = "write the tar again, with whole files"
 _READ_BYTES = 1 << 20
@@ -33,60 +39,53 @@ class Member(NamedTuple):
     Attributes:
         name: path in the tar, with slashes.
         is_file: whether it is a file, and no link or device.
-        place: offset of the content in the tar.
+        offset: offset of the content in the tar.
         size: size of the content in bytes.
+        text: the content, if it was read with the header; else None.
     """
 
     name: str
     is_file: bool
-    place: int
+    offset: int
     size: int
+    text: bytes | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Tar:
-    """Reader of a tar's members; it is small, and pickled for worker processes.
-
-    Attributes:
-        path: path of the file.
-        scanned_status: size of the file in bytes, and time of its last write in ns.
-        file: open file while members are listed; its buffer often has the next header already.
-    """
+    """Path of a tar, its size in bytes, and the time of its last write in ns, which it must keep."""
 
     path: str
-    scanned_status: tuple[int, int]
-    file: BinaryIO | None = None
+    size: int
+    modified_ns: int
 
-    @property
-    def size(self) -> int:
-        """Size of the tar in bytes."""
-        return self.scanned_status[0]
-
-    @property
-    def modified_ns(self) -> int:
-        """Time of the tar's last write."""
-        return self.scanned_status[1]
-
-    def members(self) -> Generator[Member, None, None]:
+    def members(self, text_suffixes: tuple[str, ...] = ()) -> Iterator[Member]:
         """List the members that are no folders, in the tar's order.
+
+        Args:
+            text_suffixes: endings of names, in lower case, of the members to read with their headers.
 
         Raises:
             SourceError: the tar is damaged, breaks off, or has a member that cannot be read in place.
         """
-        with io.BufferedReader(_TarFile(self), _LISTING_BYTES) as file:
-            self.file = file
-            try:
-                yield from _list_members(self, file)
-            finally:
-                self.file = None
+        with _RetryingFile(self.path) as unbuffered, io.BufferedReader(unbuffered, _LISTING_BYTES) as file:
+            for member in _list_headers(self, file):
+                if member.isdir() or member.type == _DUMPED_FOLDER:
+                    continue
+                name, offset, size = member.name, member.offset_data, member.size
+                text = None
+                if size <= MAX_TEXT_BYTES and name.lower().endswith(text_suffixes) and member.isreg():
+                    file.seek(offset)
+                    text = file.read(size)
+                yield Member(name, member.isreg(), offset, size, text)
 
-    def content(self, where: str, place: int, size: int) -> bytes:
+    def read(self, where: str, offset: int, size: int) -> bytes:
         """Return the content of a member, whose name in messages is `where`.
 
         Raises:
             SourceError: the bytes cannot be read, or the file has changed.
         """
-        data = self.read(place, size)
+        data = read_part(self.path, self.path, (self.size, self.modified_ns), offset, size)
         if len(data) != size:
             raise SourceError(
                 f"{len(data):,} of its {size:,} bytes could be read",
@@ -95,21 +94,9 @@ class Tar:
             )
         return data
 
-    def picture(self, where: str, place: int, size: int, max_pixels: int) -> bytes:
-        """Return the content of a picture; ImageError if it is too large for one of `max_pixels`."""
-        check_bytes(where, size, max_pixels)
-        return self.content(where, place, size)
-
     def error(self, message: str, remedy: str = _COPY_AGAIN) -> SourceError:
         """Return a SourceError about this tar; `message` begins with a verb."""
         return SourceError(message, path=self.path, remedy=remedy)
-
-    def read(self, start: int, count: int) -> bytes:
-        """Read some bytes of the file; SourceError if they cannot be read, or the file has changed."""
-        if self.file is None:
-            return read_part(self.path, self.path, self.scanned_status, start, count)
-        self.file.seek(start)
-        return self.file.read(count)
 
 
 def open_tar(path: Path) -> Tar:
@@ -119,8 +106,8 @@ def open_tar(path: Path) -> Tar:
         SourceError: it cannot be read, or is compressed.
     """
     status = read_with_retries(lambda: os.stat(path), path)
-    tar = Tar(str(path), (status.st_size, status.st_mtime_ns))
-    start = tar.read(0, max(map(len, _COMPRESSIONS)))
+    tar = Tar(str(path), status.st_size, status.st_mtime_ns)
+    start = read_part(tar.path, tar.path, (tar.size, tar.modified_ns), 0, max(map(len, _COMPRESSIONS)))
     for mark, command in _COMPRESSIONS.items():
         if start.startswith(mark):
             raise tar.error(
@@ -130,30 +117,29 @@ def open_tar(path: Path) -> Tar:
     return tar
 
 
-class _TarFile(io.FileIO):
-    """File of a tar for `tarfile`, which tries again when a disk fails for a moment."""
+class _RetryingFile(io.FileIO):
+    """File that tries again when a disk fails for a moment."""
 
-    def __init__(self, tar: Tar) -> None:
-        with read_with_retries(lambda: open_regular(tar.path), tar.path) as file:
+    def __init__(self, path: str) -> None:
+        with read_with_retries(lambda: open_regular(path), path) as file:
             super().__init__(os.dup(file.fileno()))
-        self._tar_path = tar.path
+        self._path = path
 
     def readinto(self, buffer: Any) -> int:
-        return read_with_retries(lambda: super(_TarFile, self).readinto(buffer), self._tar_path) or 0
+        return read_with_retries(lambda: super(_RetryingFile, self).readinto(buffer), self._path) or 0
 
 
-def _list_members(tar: Tar, file: BinaryIO) -> Iterator[Member]:
-    """List the members that are no folders; see `Tar.members`."""
-    position = 0  # offset of the next member's header
+def _list_headers(tar: Tar, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """List the headers of all members, folders included; see `Tar.members`."""
+    position = 0  # offset of the next header
     try:
         parser = tarfile.TarFile(fileobj=file)
         while True:
             file.seek(position)
-            # not parser.next(), which keeps all members in memory: there may be 10,000,000
+            # not parser.next(), which takes a damaged header for the end, and keeps all members in memory
             member = tarfile.TarInfo.fromtarfile(parser)
             _check_member(tar, member, position, parser.offset)
-            if not member.isdir() and member.type != _DUMPED_FOLDER:
-                yield Member(member.name, member.isreg(), member.offset_data, member.size)
+            yield member
             position = parser.offset
     except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an empty block ends the tar
         pass

@@ -15,26 +15,26 @@ in stored order. A sample with a label and no picture is rejected when it is
 converted. Names say the splits: birds-train-0000.tar, validation-00000-of-00002.tar, test/0.tar.
 """
 
+import itertools
 import json
 import os
 import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from precache.errors import ImageError, SourceError, shell_command
 from precache.pictures import kinds
+from precache.pictures.reading import check_bytes
 from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import find_splits, list_shards
-from precache.sources.tar import Member, Tar, open_tar
+from precache.sources.tar import MAX_TEXT_BYTES, Member, Tar, open_tar
 
 COMPRESSED_SUFFIXES = (
     ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst"
@@ -43,7 +43,6 @@ LABEL, FIELDS, TEXT = "cls", "json", "txt"
 """Extensions of the parts that are read besides pictures."""
 _PART_KINDS = (LABEL, FIELDS, TEXT)
 _META_NAME = re.compile(r"__[^/]*__(/|$)")  # names that the webdataset library skips
-_MAX_TEXT_BYTES = 1 << 20  # size of a part that is not a picture
 _MAX_CLASSES = 100_000
 _CLASS_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
 _MAX_PART_NAMES = 20  # part names that are kept for a message
@@ -61,7 +60,7 @@ def part_kind(part: str) -> str:
     return part.rpartition(".")[2].lower()
 
 
-def _is_picture(part: str) -> bool:
+def _has_picture_name(part: str) -> bool:
     return kinds.extension(f"x.{part}") in kinds.IMAGE_EXTENSIONS
 
 
@@ -88,13 +87,7 @@ class WebDatasetSource:
 
     def scan(self) -> Scan:
         if not self.root.is_dir():
-            tar = open_tar(self.root)
-            if not _has_samples(tar):
-                raise tar.error(
-                    "holds no WebDataset samples, such as 0001.jpg with 0001.cls",
-                    f"run '{shell_command('tar xf', self.root)}', and convert the folder",
-                )
-            return _scan_tars(self, [self.root.name], [tar])
+            return _scan_tars(self, [self.root.name], [open_tar(self.root)])
         names = list_shards(self.root, is_tar)
         return _scan_tars(self, names, [open_tar(self.root / name) for name in names])
 
@@ -102,8 +95,9 @@ class WebDatasetSource:
         where = self.where(ref)
         if ref.bytes < 0:
             raise ImageError(where, "has no picture, only other parts")
+        check_bytes(where, ref.bytes, max_pixels)
         tar = self._tar_index(ref)
-        return self.tars[tar].picture(where, ref.place - self.starts[tar], ref.bytes, max_pixels)
+        return self.tars[tar].read(where, ref.place - self.starts[tar], ref.bytes)
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: the tar's path, and the member's name."""
@@ -113,55 +107,6 @@ class WebDatasetSource:
 
     def _tar_index(self, ref: SampleRef) -> int:
         return bisect_right(self.starts, ref.place) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """Member of a tar that is a sample's picture.
-
-    Attributes:
-        part: name of the part, such as input.jpg.
-        path: path of the member.
-        place: offset of the content in the tar.
-        bytes: size of the content.
-    """
-
-    part: str
-    path: str
-    place: int
-    bytes: int
-
-
-@dataclass(slots=True)
-class _Sample:
-    """Members with one key: the picture, and the content of the other parts by their names."""
-
-    picture: _Picture | None = None
-    parts: dict[str, bytes] = field(default_factory=dict)
-
-
-def _has_samples(tar: Tar) -> bool:
-    """Return whether a tar holds WebDataset samples, rather than class folders.
-
-    These are pictures with another part beside them in no folder, or with a class in any folder.
-    """
-    pictures: set[str] = set()
-    others: set[str] = set()
-    with closing(tar.members()) as members:
-        for member in members:
-            path = _path_parts(member.name)
-            if not path or not member.is_file:
-                continue
-            key, part = _key_and_part(path)
-            if not key:
-                continue
-            if _is_picture(part):
-                pictures.add(key)
-            elif part_kind(part) in (_PART_KINDS if len(path) == 1 else (LABEL,)):
-                others.add(key)
-            if key in pictures and key in others:
-                return True
-    return False
 
 
 def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Tar]) -> Scan:
@@ -174,10 +119,10 @@ def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Ta
     """
     root, options = source.root, source.options
     options.check_kind(TARS)
-    starts = tuple(accumulate((tar.size for tar in tars[:-1]), initial=0))
+    starts = tuple(itertools.accumulate((tar.size for tar in tars[:-1]), initial=0))
     samples = _TarSamples(options)
     for tar, start, split in zip(tars, starts, find_splits(root, names), strict=True):
-        samples.add_tar(tar, start, split)
+        samples.add_tar(tar, start, split, is_whole_source=not root.is_dir())
     has_pictures = any(ref.bytes >= 0 for ref in samples.refs)
     if not has_pictures and options.image is not None:
         raise SourceError(
@@ -218,7 +163,7 @@ class _TarSamples:
         ignored: members that are not part of a sample, and parts that are not used.
         fields: values of the fields that the user has named, or else of those that every sample has.
         partial_fields: names of fields that only some samples have, in order; the values are None.
-        part_names: names of some parts, for a message; the values are None.
+        part_names: names of some parts, for a message.
         labels_are_parts: whether labels are the texts of parts, not values in .json.
     """
 
@@ -227,33 +172,39 @@ class _TarSamples:
         self.ignored: list[IgnoredPath] = []
         self.fields: dict[str, list[Any]] = {name: [] for name in options.fields}
         self.partial_fields: dict[str, None] = {}
-        self.part_names: dict[str, None] = {}
+        self.part_names: set[str] = set()
         self.labels_are_parts = options.label is None
         self._options = options
+        self._text_suffixes = tuple(f".{part.lower()}" for part in (*_PART_KINDS, options.label) if part)
         self._first_rows: list[int] = []  # row of each tar's first sample
         self._tar_paths: list[str] = []
         self._labels: list[Any] = []
 
-    def add_tar(self, tar: Tar, start: int, split: str) -> None:
+    def add_tar(self, tar: Tar, start: int, split: str, *, is_whole_source: bool) -> None:
         """Add the samples of a tar, whose offset in all tars joined is `start`."""
         self._first_rows.append(len(self.refs))
         self._tar_paths.append(tar.path)
-        samples = self._read_samples(tar)
+        samples = self._group(tar)
+        if is_whole_source and not any(itertools.starmap(_is_sample, samples.items())):
+            raise tar.error(
+                "holds no WebDataset samples, such as 0001.jpg with 0001.cls",
+                f"run '{shell_command('tar xf', tar.path)}', and convert the folder",
+            )
         for key in list(samples):
-            sample = samples.pop(key)  # frees its parts, which take as much memory as the fields
-            row, picture = len(self.refs), sample.picture
-            label_text = self._label_text(key, sample.parts)
+            parts = samples.pop(key)  # frees them, which take as much memory as the fields
+            picture = self._take_picture(key, parts)
+            texts = self._texts(key, parts)
+            label_text = self._label_text(key, texts)
             if picture is None and label_text is None:
-                if sample.parts:
+                if texts:
                     self.ignored.append(IgnoredPath(key, "has no picture and no label"))
                 continue
-            if picture is None:
-                ref = SampleRef(row, key, -1, -1, split, tar.modified_ns, start)
-            else:
-                place = start + picture.place
-                ref = SampleRef(row, picture.path, -1, picture.bytes, split, tar.modified_ns, place)
+            path, file_bytes, offset = key, -1, start
+            if picture is not None:
+                path, file_bytes, offset = picture.name, picture.size, start + picture.offset
+            ref = SampleRef(len(self.refs), path, -1, file_bytes, split, tar.modified_ns, offset)
             self.refs.append(ref)
-            values = self._field_values(key, sample.parts)
+            values = self._field_values(key, texts)
             self._labels.append(self._take_label(key, label_text, values))
             self._add_fields(key, values)
 
@@ -267,52 +218,61 @@ class _TarSamples:
         folder, base = os.path.split(self.refs[row].path)
         return f"{tar_name}: sample {os.path.join(folder, base.partition('.')[0])!r}"
 
-    def _read_samples(self, tar: Tar) -> dict[str, _Sample]:
-        """Return the samples of a tar by their keys."""
-        samples: dict[str, _Sample] = {}
-        for member in tar.members():
-            name = member.name
-            path = _path_parts(name)
+    def _group(self, tar: Tar) -> dict[str, dict[str, Member]]:
+        """Return the parts of each sample of a tar by their names, by the samples' keys."""
+        samples: dict[str, dict[str, Member]] = {}
+        for member in tar.members(self._text_suffixes):
+            path = _path_parts(member.name)
             key, part = _key_and_part(path) if path else ("", "")
             if path is None:
                 reason = "has a name that leads out of the tar, or that no file can have"
             elif not member.is_file or not key or not part:
                 reason = "is not a file with a key and an extension"
-            elif _META_NAME.match(name):
+            elif _META_NAME.match(member.name):
                 reason = "has a name with two underscores on both sides, which is of no sample"
             else:
-                sample = samples.setdefault(key, _Sample())
-                self._add_member(tar, member, sample, part.lower(), "/".join(path))
+                name, part = "/".join(path), part.lower()
+                parts = samples.setdefault(key, {})
+                if part in parts and self._is_picture(part):
+                    self.ignored.append(IgnoredPath(name, _REPEATED))
+                parts[part] = member if name == member.name else member._replace(name=name)
                 continue
-            self.ignored.append(IgnoredPath(name, reason))
+            self.ignored.append(IgnoredPath(member.name, reason))
         return samples
 
-    def _add_member(self, tar: Tar, member: Member, sample: _Sample, part: str, path: str) -> None:
-        """Add a member to its sample as the picture or as another part; or ignore it."""
+    def _is_picture(self, part: str) -> bool:
+        """Return whether the part of this name, in lower case, is the picture of its sample."""
+        image = self._options.image
+        return _has_picture_name(part) if image is None else part == image.lower()
+
+    def _take_picture(self, key: str, parts: dict[str, Member]) -> Member | None:
+        """Remove the picture from the parts of a sample, and return it."""
         if len(self.part_names) < _MAX_PART_NAMES:
-            self.part_names[part] = None
-        image, label = self._options.image, self._options.label
-        is_picture = _is_picture(part) if image is None else part == image.lower()
-        is_required = part in _PART_KINDS or (label is not None and part == label.lower())
-        if is_picture:
-            if sample.picture is not None and sample.picture.part != part:
+            self.part_names.update(parts)
+        names = [name for name in parts if self._is_picture(name)]
+        if len(names) > 1:
+            raise self._error(
+                f"{parts[names[1]].name!r} is the second picture of its sample ({names[0]} and {names[1]}), "
+                f"for the key of a sample ends at the first dot",
+                f"say which one is meant, as --image {names[1]}, or write names without other dots",
+            )
+        return parts.pop(names[0]) if names else None
+
+    def _texts(self, key: str, parts: dict[str, Member]) -> dict[str, bytes]:
+        """Return the contents of those parts of a sample that may be its label or its fields."""
+        required = (*_PART_KINDS, (self._options.label or "").lower())
+        texts = {}
+        for part, member in parts.items():
+            if member.text is not None:
+                texts[part] = member.text
+            elif part in required and member.size > MAX_TEXT_BYTES:
                 raise self._error(
-                    f"{path!r} is the second picture of its sample ({sample.picture.part} and {part}), for "
-                    f"the key of a sample ends at the first dot",
-                    f"say which one is meant, as --image {part}, or write names without other dots",
-                )
-            if sample.picture is not None:
-                self.ignored.append(IgnoredPath(path, _REPEATED))
-            sample.picture = _Picture(part, path, member.place, member.size)
-        elif is_required or (part_kind(part) in _PART_KINDS and member.size <= _MAX_TEXT_BYTES):
-            if member.size > _MAX_TEXT_BYTES:
-                raise self._error(
-                    f"{path!r} has {member.size:,} bytes, expected text of at most {_MAX_TEXT_BYTES:,}",
+                    f"{member.name!r} has {member.size:,} bytes, expected text of at most {MAX_TEXT_BYTES:,}",
                     "leave it out of the tar",
                 )
-            sample.parts[part] = tar.content(f"{tar.path}: {path!r}", member.place, member.size)
-        else:
-            self.ignored.append(IgnoredPath(path, "has an extension that is not read"))
+            else:
+                self.ignored.append(IgnoredPath(member.name, "has an extension that is not read"))
+        return texts
 
     def _label_text(self, key: str, parts: dict[str, bytes]) -> str | None:
         """Return the text of the part with the label; None if there is none, or the label is in .json."""
@@ -435,6 +395,15 @@ class _TarSamples:
                 )
         indices = list(map(int, labels))
         return indices, tuple(map(str, range(max(indices) + 1))), []
+
+
+def _is_sample(key: str, parts: Iterable[str]) -> bool:
+    """Return whether these parts are a WebDataset sample, rather than a picture in a class folder.
+
+    Such a sample has a class beside its picture, or lies in no folder and has any part beside its picture.
+    """
+    other_kinds = (LABEL,) if "/" in key else _PART_KINDS
+    return any(map(_has_picture_name, parts)) and any(part_kind(part) in other_kinds for part in parts)
 
 
 def _path_parts(name: str) -> list[str] | None:

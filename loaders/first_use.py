@@ -79,12 +79,12 @@ def convert_on_first_use(
 
 
 class _WaitLog:
-    """Logs which process converts into the folder, at first and every few minutes."""
+    """Logs that another process converts into the folder, at first and every few minutes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._next_s = folder, 0.0
 
-    def __call__(self, holder: str) -> None:
+    def __call__(self) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _REMIND_S
-            _LOGGER.warning("%s", printable(f"waiting for {self._folder}, which {holder} converts"))
+            _LOGGER.warning("%s", printable(f"waiting for {self._folder}, which another process converts"))

@@ -141,7 +141,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = no_progress,
-    on_wait: Callable[[str], None] | None = None,
+    on_wait: Callable[[], None] | None = None,
     **named: Any,
 ) -> Conversion:
     """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
@@ -168,8 +168,8 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         address: `HOST:PORT` of the cluster; default RAY_ADDRESS, or the cluster that this machine belongs to.
         on_start: called with (bytes that are still to be written, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
-        on_wait: called every second with the name of another process that converts into the folder, until
-            that is done; None: this is an error.
+        on_wait: called every second while another process converts into the folder; None: this is an
+            error.
         named: options by name, `image="photo", label="species"`, beside or instead of `options`.
 
     Raises:
@@ -316,7 +316,7 @@ class _Job:
 
 
 def _convert_into_folder(
-    job: _Job, destination: Path, overwrite: bool, on_wait: Callable[[str], None] | None
+    job: _Job, destination: Path, overwrite: bool, on_wait: Callable[[], None] | None
 ) -> Conversion:
     """Convert into the folder, unless the dataset is there."""
     if is_settled(destination) and not overwrite:

@@ -5,26 +5,23 @@ The lock of a destination lets one process at a time convert into it:
     .NAME.precache-lock    beside DST; or `.precache-lock` inside DST, if that is a mount point, of which only
                            the inside is shared with other machines and containers
 
-The holder removes the file at the end. A process that has opened it meanwhile sees that its name is gone, and
-opens the next one. So a lock file remains only after a kill. It holds the host and the process id of its
-holder, which are for messages alone. Some file systems (FUSE) lock within one machine only; then only the
-processes of that machine are kept apart. A file system without locks is refused.
+The holder removes the file at the end, if it is empty. A process that has opened it meanwhile sees that its
+name is gone, and opens the next one. So a lock file remains only after a kill, and does no harm. Some file
+systems (FUSE) lock within one machine only; then only the processes of that machine are kept apart. A file
+system without locks is refused.
 """
 
 import errno
 import hashlib
-import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from precache.errors import DatasetError, os_errors_as
-from precache.storage import is_leftover, open_append
-from precache.storage.records import PROBED_BYTES, may_be_records
+from precache.errors import DatasetError, os_errors_as, shell_command
+from precache.storage import is_leftover, open_single
 
 LOCK_SUFFIX = ".precache-lock"
 _LONG_NAME = 111  # bytes; eCryptfs allows 143, and names beside the folder have up to 32 more
@@ -62,6 +59,23 @@ def unlock(descriptor: int) -> None:
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def open_exclusive(path: Path) -> int | None:
+    """Open a file, created if missing, with an exclusive lock; None if another process has locked it.
+
+    Raises:
+        OSError: the file cannot be opened, see `open_single`, or cannot be locked.
+    """
+    descriptor = open_single(path, os.O_CREAT)
+    try:
+        if lock(descriptor) and has_name(descriptor, path):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def has_name(descriptor: int, path: Path) -> bool:
@@ -106,92 +120,47 @@ def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
 
 
 @contextmanager
-def hold_lock(destination: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+def hold_lock(destination: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock of `destination` until the end of the block, so that no other process converts into it.
 
     Args:
         destination: folder of the dataset.
-        on_wait: called every second with the holder, 'process 7 on HOST', while another process holds the
-            lock; None: do not wait for it.
+        on_wait: called every second while another process holds the lock; None: do not wait for it.
 
     Raises:
-        DatasetError: another process holds the lock, and there is no `on_wait`; the lock file's name is
-            taken by another file; or the file system has no locks.
+        DatasetError: another process holds the lock, and there is no `on_wait`; or the lock file cannot be
+            made or locked.
     """
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path, destination, on_wait)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while (descriptor := _try_lock(path)) is None:
+        if time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        elif on_wait is None:
+            raise DatasetError(
+                "is being converted by another process",
+                path=destination,
+                remedy=f"wait for it, or stop it ('{shell_command('fuser', path)}' says which it is)",
+            )
+        else:
+            on_wait()
+            time.sleep(_WAIT_S)
     try:
-        if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
-            raise _foreign_file_error(path, "is not a lock file of this project")
-        os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # the disk may be full
-            holder = {"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()}
-            os.write(descriptor, f"{json.dumps(holder)}\n".encode())
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                if has_name(descriptor, path):
-                    path.unlink()
+        yield
     finally:
+        with suppress(OSError):
+            is_empty = os.fstat(descriptor).st_size == 0  # else it is a file of the user's
+            if is_empty and has_name(descriptor, path):
+                path.unlink()
         unlock(descriptor)
 
 
-def _open_locked(path: Path, destination: Path, on_wait: Callable[[str], None] | None) -> int:
-    """Open and lock the lock file at `path`, and return its descriptor."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        descriptor = _open(path)
-        try:
-            with os_errors_as(
-                DatasetError,
-                "cannot be locked",
-                "choose a DST on a file system with locks, or mount this one with them",
-                path=path,
-            ):
-                locked = lock(descriptor)
-                if locked and has_name(descriptor, path):
-                    return descriptor
-            is_held = not locked and time.monotonic() >= deadline_s
-            if is_held and on_wait is not None:
-                on_wait(_holder(descriptor))
-            elif is_held:
-                raise DatasetError(
-                    f"is being converted by {_holder(descriptor)}",
-                    path=destination,
-                    remedy="wait for it, or stop it",
-                )
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if not locked:  # if it was locked, its name is gone, and the next file is tried at once
-            time.sleep(_WAIT_S if is_held else _POLL_S)
-
-
-def _open(path: Path) -> int:
-    try:
-        return open_append(path, os.O_CREAT)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO):
-            raise
-        raise _foreign_file_error(
-            path, "is a link, a folder or something else, no lock file of this project"
-        ) from error
-
-
-def _foreign_file_error(path: Path, problem: str) -> DatasetError:
-    return DatasetError(problem, path=path, remedy="give it another name, then run the same command again")
-
-
-def _holder(descriptor: int) -> str:
-    """Describe the holder of the lock, as the file states it; it may not have been written yet."""
-    try:
-        holder = json.loads(os.pread(descriptor, PROBED_BYTES, 0))
-        return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, LookupError, TypeError):
-        return "another process"
+def _try_lock(path: Path) -> int | None:
+    """Open and lock the lock file at `path`; None if another process has locked it."""
+    remedy = "choose a DST on a file system with locks, where this name is not taken"
+    with os_errors_as(DatasetError, "cannot be locked", remedy, path=path):
+        return open_exclusive(path)
 
 
 def _octal(match: "re.Match[bytes]") -> bytes:

@@ -40,7 +40,7 @@ from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range, os_errors_as, thread_errors
 from precache.storage import atomic_write, open_regular, open_single
-from precache.storage.locks import has_name, lock, unlock
+from precache.storage.locks import has_name, lock, open_exclusive, unlock
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, no_check
 from precache.storage.urls import Url
@@ -157,7 +157,7 @@ class CachedFiles:
             path=self.url / file.name,
         ):
             while (opened := _open_complete(path, file.bytes)) is None:
-                descriptor = _open_exclusive(temporary)
+                descriptor = open_exclusive(temporary)
                 if descriptor is None:
                     self._wait(temporary, begin_s, check)
                     continue
@@ -287,7 +287,7 @@ class CachedFiles:
             OSError: the disk is full, and no file can be removed.
         """
         room_lock, begin_s = self.folder.parent / _ROOM_LOCK, time.monotonic()
-        while (lock_descriptor := _open_exclusive(room_lock)) is None:
+        while (lock_descriptor := open_exclusive(room_lock)) is None:
             self._wait(room_lock, begin_s, check)
         try:
             candidates = self._remove_excess(sum(count for _, count in ranges))
@@ -409,17 +409,4 @@ def _open_complete(path: Path, file_bytes: int) -> FileIO | None:
             os.utime(file.fileno())  # makes it the most recently used file
         return file
     file.close()
-    return None
-
-
-def _open_exclusive(path: Path) -> int | None:
-    """Open a file, created if missing, with an exclusive lock; None if another process has locked it."""
-    descriptor = open_single(path, os.O_CREAT)
-    try:
-        if lock(descriptor) and has_name(descriptor, path):
-            return descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
     return None

@@ -200,7 +200,7 @@ def _spoil(conversion: AttackedConversion, journal: Path, draw: random.Random, e
 # conversions that start together one converts; the others end with one line, or with the result.
 
 _GIVE_UP_S = 5.0
-_BEFORE = ("none", "none", "stale", "stale", "empty", "torn", "doubled", "dangling", "text of the user's")
+_BEFORE = ("none", "stale", "dangling", "text of the user's")
 
 
 def _race(setup: ConversionSetup, seed: int, folder: Path) -> Outcome:
@@ -226,7 +226,7 @@ def _race(setup: ConversionSetup, seed: int, folder: Path) -> Outcome:
         if outcome.failed:
             return outcome
     refusals = [outcome.detail for outcome in outcomes if outcome.kind == CLEAN.kind]
-    may_refuse = before in ("dangling", "text of the user's") and len(refusals) == len(outcomes)
+    may_refuse = before == "dangling" and len(refusals) == len(outcomes)
     if converts and not may_refuse:
         if RIGHT in outcomes:
             conversion.check(ConvertResult(0))
@@ -238,17 +238,14 @@ def _race(setup: ConversionSetup, seed: int, folder: Path) -> Outcome:
 
 
 def _leave_lock(conversion: AttackedConversion, before: str) -> None:
-    """Leave the lock of DST in a state: `dangling`, `stale`, `empty` and so on."""
+    """Leave the lock of DST in a state of `_BEFORE`."""
     lock = lock_path(conversion.out)
     if before == "dangling":
         lock.symlink_to("nowhere")
     elif before == "text of the user's":
         conversion.add_user_file(lock)
-    elif before != "none":
+    elif before == "stale":
         os.waitpid(fork(partial(_die_with_lock, conversion.out)), 0)
-        stale = lock.read_bytes()
-        content = {"stale": stale, "empty": b"", "torn": stale[: len(stale) * 2 // 3], "doubled": 2 * stale}
-        lock.write_bytes(content[before])
 
 
 def _die_with_lock(out: Path) -> None:

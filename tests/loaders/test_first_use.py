@@ -220,7 +220,6 @@ def test_a_waiting_process_takes_over_from_one_that_died(
     assert contents(folder) == contents(converted["shards"])
     waits = [message for message in caplog.messages if message.startswith(f"waiting for {folder}, ")]
     assert 2 <= len(waits) <= 5
-    assert all(f"process {holder.pid} on " in message for message in waits)
 
 
 def write_all_again(tree: Path) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -41,13 +41,11 @@ from loaders.settings import (
     Sampling,
     Serving,
     Shuffle,
-    check_combination,
     explain_unknown_settings,
     find_dtype,
     find_group,
-    find_nodes,
     find_ranks,
-    reconcile,
+    find_recipe,
 )
 from loaders.transfer import Pipeline, find_mean_and_std
 from precache.errors import SettingError
@@ -151,37 +149,35 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
         OpenFilesError: too many files are open; also raised while iterating.
     """
-    check_combination(path, precache, recipe, splits)
-    recipe, splits = reconcile(recipe, splits)
-    serving, sampling = find_group("serving", serving, Serving), find_group("sampling", sampling, Sampling)
-    ranks, reading = find_group("ranks", ranks, Ranks), find_group("reading", reading, Reading)
-    rank, world_size = find_ranks(ranks)
-    nodes = find_nodes(ranks.per_node, world_size)
+    recipe, splits = find_recipe(path, precache, recipe, splits)
+    rank, world_size, nodes = find_ranks(find_group("ranks", ranks, Ranks))
     spec = LoaderSpec(
-        backend=backend,
-        split=split,
+        path=path,
         batch_size=batch_size,
+        split=split,
         shuffle=shuffle,
         seed=seed,
-        device=find_device(device),
         size=size,
+        device=find_device(device),
+        augment=find_augmentation(augment),
         dtype=find_dtype(dtype),
         normalize=normalize,
-        last=sampling.last,
+        backend=backend,
+        serving=find_group("serving", serving, Serving),
+        sampling=find_group("sampling", sampling, Sampling),
         rank=rank,
         world_size=world_size,
-        serving=serving,
-        reading=reading,
+        nodes=nodes,
+        reading=find_group("reading", reading, Reading),
+        precache=precache,
+        recipe=recipe,
+        splits=splits,
+        class_depth=class_depth,
     )
-    if precache is not None:
-        choose_backend(backend, recipe.format, os.fspath(precache))  # so that it fails before the work
-        path = convert_on_first_use(path, precache, recipe, splits, class_depth)
-        splits = class_depth = None  # the folder has them
-    tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
-    data, weights = choose_samples(sampling, _open_splits(spec, path, tree_options))
+    data, weights = choose_samples(spec.sampling, _open_data(spec))
     data.warn_if_rounded()
-    data = fetch_in_parts(data, None if weights is None else weights > 0)
-    open_pipeline = partial(_open_pipeline, data, augment, Lane(spec.device))
+    data = fetch_in_parts(data, weights)
+    open_pipeline = partial(_open_pipeline, data, Lane(spec.device))
     pipeline = open_pipeline(spec)
     try:
         order = choose_order(spec, data, pipeline.random_access, weights)
@@ -190,49 +186,52 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise
     if data.kind == RAW or order.kind == "full" or weights is not None:
         nodes = 1  # samples are not read shard by shard, so no node needs shards of its own
-    batches = RankBatches(order, spec.batch_size, sampling.last, rank, world_size, nodes)
+    batches = RankBatches(order, spec.batch_size, spec.sampling.last, rank, world_size, nodes)
     return Loader(spec, data, batches, pipeline, open_pipeline)
 
 
-def _open_splits(spec: LoaderSpec, path: Any, tree_options: dict[str, Any]) -> SplitData:
-    """Open the split at `path`, or those at several paths as one.
+def _open_data(spec: LoaderSpec) -> SplitData:
+    """Open the split at the path, which is converted first if it is to be, or those at several paths as one.
 
     Raises:
         SettingError: see `open_split` and `concatenate`; or there is no path.
     """
-    if not isinstance(path, (list, tuple)):
-        return _open_split(spec, path, tree_options)
-    if not path:
+    path, splits, class_depth = spec.path, spec.splits, spec.class_depth
+    if spec.precache is not None:
+        choose_backend(spec.backend, spec.recipe.format, os.fspath(spec.precache))  # to fail before the work
+        path = convert_on_first_use(path, spec.precache, spec.recipe, splits, class_depth)
+        splits = class_depth = None  # the folder has them
+    paths = path if isinstance(path, (list, tuple)) else [path]
+    if not paths:
         raise SettingError("path is an empty list", remedy="give the paths of datasets")
     parts: list[SplitData] = []
-    for part_path in path:
+    for part_path in paths:
         try:
-            parts.append(_open_split(spec, part_path, tree_options, may_lack=bool(parts)))
+            part = open_split(
+                part_path,
+                spec.split,
+                splits=splits,
+                split_seed=spec.recipe.seed,
+                class_depth=class_depth,
+                skip_rejected=spec.reading.on_error == "skip",
+                download_cache=_download_cache(spec.reading) if is_url(part_path) else None,
+                may_lack=bool(parts),
+            )
         except SettingError as error:
-            if error.path is None:
+            if len(paths) > 1 and error.path is None:
                 error.path = part_path
             raise
-    return concatenate(parts)
+        parts.append(part)
+    return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _open_split(
-    spec: LoaderSpec, path: Path, tree_options: dict[str, Any], *, may_lack: bool = False
-) -> SplitData:
-    reading, download_cache = spec.reading, None
-    if is_url(path):
-        folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
-        download_cache = Cache(bytes=reading.cache_bytes, **folder)
-    return open_split(
-        path,
-        spec.split,
-        **tree_options,
-        skip_rejected=reading.on_error == "skip",
-        download_cache=download_cache,
-        may_lack=may_lack,
-    )
+def _download_cache(reading: Reading) -> Cache:
+    if reading.cache_dir is None:
+        return Cache(bytes=reading.cache_bytes)
+    return Cache(bytes=reading.cache_bytes, folder=reading.cache_dir)
 
 
-def _open_pipeline(data: SplitData, augment: Augment, lane: Lane, spec: LoaderSpec) -> Pipeline:
+def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     """Open the pipeline of a loader, with the size and crop ratio that the settings leave open decided.
 
     Called at first, and each time that `Loader.set_size` changes the size.
@@ -241,16 +240,19 @@ def _open_pipeline(data: SplitData, augment: Augment, lane: Lane, spec: LoaderSp
     if spec.size is None:
         ratio = data.crop_ratio(ratio, served)
     spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
-    if spec.last != "pad":  # then no batch has more samples than the split
+    if spec.sampling.last != "pad":  # then no batch has more samples than the split
         spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
     backend = choose_backend(spec.backend, data.kind, data.path)
     _check_fits(spec, data)
     mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
-    crops, late = _divide_augmentation(augment, spec, data)
+    crops, late = _divide_augmentation(spec, data)
     is_on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
     with lane.active():
-        reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
+        if spec.reading.cache is None:
+            reader = open_reader(spec, data, crops)
+        else:
+            reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
     return Pipeline(spec, data, lane, reader, late, mean_and_std)
 
 
@@ -271,7 +273,7 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
 
 
 def _divide_augmentation(
-    augment: Augment, spec: LoaderSpec, data: SplitData
+    spec: LoaderSpec, data: SplitData
 ) -> tuple[Crops, BatchFunction | CheckedFunction | None]:
     """Decide which part of the augmentation the backend does, and which is done on the device.
 
@@ -284,7 +286,7 @@ def _divide_augmentation(
     """
     served, ratio = spec.served, spec.serving.crop_ratio
     stored = None if data.has_varying_sizes else data.size
-    augmentation = find_augmentation(augment)
+    augmentation = spec.augment
     if augmentation is None:
         if (views := spec.serving.views) > 1:
             raise SettingError(

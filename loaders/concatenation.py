@@ -57,8 +57,6 @@ def concatenate(parts: Sequence[SplitData]) -> SplitData:
     Raises:
         SettingError: the parts have different formats, or their samples cannot be in one batch.
     """
-    if len(parts) == 1:
-        return parts[0]
     _check_formats(parts)
     _check_batches(parts)
     whole = _join([part.whole for part in parts])

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.order import WINDOW_SHARDS
+from loaders.order import WINDOW_SHARDS, Weights
 from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
@@ -640,8 +640,10 @@ def _check_no_tree_setting(name: str, value: object, dataset: ConvertedDataset) 
 
 def _split_name(split: str, names: Sequence[str]) -> str:
     """Return the one of `names` that `split` is another spelling of; `split` itself if there is none."""
+    if split in names:
+        return split
     spelling = split_of(str(split))
-    return split if split in names or spelling not in names else str(spelling)
+    return split if spelling not in names else str(spelling)
 
 
 def _open_converted(dataset: ConvertedDataset, split: str, may_lack: bool) -> SplitData:
@@ -816,17 +818,17 @@ class ShardPart:
         return np.stack((picture_starts(shapes, self.whole.channels), sizes), axis=1)
 
 
-def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> SplitData:
+def fetch_in_parts(data: SplitData, weights: Weights | None) -> SplitData:
     """Return `data` so that shards at a URL of which it needs few samples are fetched in part.
 
     Args:
-        needed: bool [n], the samples that an epoch may serve; None: all of them.
+        weights: float64 [n], relative probability of each sample in an epoch; None: each comes once.
     """
     if data.download_cache is None:
         return data
-    if needed is None and data.chosen is None:  # every shard is needed whole
+    if weights is None and data.chosen is None:  # every shard is needed whole
         return data
-    positions = np.arange(len(data)) if needed is None else np.flatnonzero(needed)
+    positions = np.arange(len(data)) if weights is None else np.flatnonzero(weights)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
     is_part = (counts > 0) & (counts <= _MAX_PART_SHARE * data.whole.shard_samples)

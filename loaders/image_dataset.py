@@ -17,7 +17,7 @@ from torchvision.datasets import VisionDataset, folder
 from loaders.dataset import RAW, SplitData, open_split, picture_remedy
 from loaders.first_use import convert_on_first_use
 from loaders.read.integrity import SampleCheck
-from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings, reconcile
+from loaders.settings import DATASET_HINTS, explain_unknown_settings, find_recipe
 from precache.dataset.columns import Ints
 from precache.dataset.converted import is_converted
 from precache.errors import (
@@ -165,9 +165,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         splits: str | os.PathLike[str] | None = None,
         class_depth: int | None = None,
     ) -> None:
-        check_combination(root, precache, recipe, splits)
         check_choice("decode", decode, _LOADERS)
-        recipe, splits = reconcile(recipe, splits)
+        recipe, splits = find_recipe(root, precache, recipe, splits)
         rule = ""
         if is_valid_file is not None:
             rule = "is_valid_file"

@@ -144,7 +144,7 @@ class Loader(IterableDataset[Batch]):
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.samples = batches.order.samples
         self.batch_size = spec.batch_size
-        self.drop_last = spec.last == "drop"
+        self.drop_last = spec.sampling.last == "drop"
         self._size = pipeline.size
         self._data = data
         self._pipeline, self._open_pipeline = pipeline, open_pipeline
@@ -450,7 +450,7 @@ class Loader(IterableDataset[Batch]):
             "split": self._data.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
-            "last": self.spec.last,
+            "last": self.spec.sampling.last,
             **self._batches.identity(),
         }
 

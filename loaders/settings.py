@@ -214,29 +214,36 @@ GROUPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSpec:
-    """Settings of a loader with every default decided; those not listed are arguments of `loaders.build`.
+    """Settings of a loader, checked; those not listed are the arguments of `loaders.build`.
 
     Attributes:
-        last: see `Sampling`.
+        rank, world_size, nodes: number of this process, of all, and of machines, see `Ranks`.
         served: size that is served unless an `augment` function returns another; 0 before the data is opened.
         workers: `reading.workers` as a number; that of this machine if the engine is `"ray"`.
         threads: `reading.threads` as a number.
     """
 
-    backend: Backend
-    split: str
+    path: Any
     batch_size: int
+    split: str
     shuffle: Shuffle
     seed: int
-    device: torch.device
     size: Size | None
+    device: torch.device
+    augment: Any = field(compare=False)
     dtype: torch.dtype
     normalize: Normalize
-    last: Last
+    backend: Backend
+    serving: Serving
+    sampling: Sampling = field(compare=False)
     rank: int
     world_size: int
-    serving: Serving
+    nodes: int
     reading: Reading
+    precache: str | os.PathLike[str] | None
+    recipe: Recipe
+    splits: str | os.PathLike[str] | None
+    class_depth: int | None
     served: Size = 0
     workers: int = field(init=False)
     threads: int = field(init=False)
@@ -308,8 +315,30 @@ def _cpus_per_rank() -> int:
     return max(1, available_cpus() // count_local_ranks())
 
 
-def find_ranks(ranks: Ranks) -> tuple[int, int]:
-    """Return the rank and world size of `ranks`, else of `torch.distributed` or Ray Train, else 0 and 1."""
+def find_ranks(ranks: Ranks) -> tuple[int, int, int]:
+    """Return the rank, the world size and the number of nodes.
+
+    Rank and world size are those of `ranks`, else of `torch.distributed` or Ray Train, else 0 and 1. The
+    number of nodes follows from `ranks.per_node`, else from torchrun's environment, else it is 1.
+
+    Raises:
+        SettingError: `per_node` does not divide the world size.
+    """
+    rank, world_size = _find_rank(ranks)
+    if ranks.per_node is not None:
+        if world_size % ranks.per_node:
+            raise SettingError(
+                f"per_node {ranks.per_node} does not divide world_size {world_size}",
+                remedy=f"give as many as each node runs, or {world_size}: then all share each shard",
+            )
+        return rank, world_size, world_size // ranks.per_node
+    nodes = read_launcher("GROUP_WORLD_SIZE", 1)
+    if count_local_ranks() * nodes != world_size:
+        nodes = 1  # the nodes run different numbers of ranks, or torchrun did not launch this world
+    return rank, world_size, nodes
+
+
+def _find_rank(ranks: Ranks) -> tuple[int, int]:
     if ranks.rank is not None and ranks.world_size is not None:
         return ranks.rank, ranks.world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -321,25 +350,6 @@ def find_ranks(ranks: Ranks) -> tuple[int, int]:
         if rank is not None and world_size is not None:
             return rank, world_size
     return 0, 1
-
-
-def find_nodes(per_node: int | None, world_size: int) -> int:
-    """Return the number of nodes, from `per_node`, else from torchrun's environment, else 1.
-
-    Raises:
-        SettingError: `per_node` does not divide `world_size`.
-    """
-    if per_node is not None:
-        if world_size % per_node:
-            raise SettingError(
-                f"per_node {per_node} does not divide world_size {world_size}",
-                remedy=f"give as many as each node runs, or {world_size}: then all share each shard",
-            )
-        return world_size // per_node
-    nodes = read_launcher("GROUP_WORLD_SIZE", 1)
-    if count_local_ranks() * nodes != world_size:
-        return 1  # the nodes run different numbers of ranks, or torchrun did not launch this world
-    return nodes
 
 
 def find_dtype(dtype: DType) -> torch.dtype:
@@ -462,29 +472,29 @@ def find_group(name: str, settings: Group | None, group: type[Group]) -> Group:
     return settings
 
 
-def check_combination(path: object, precache: object, recipe: object, splits: object = None) -> None:
-    """Raise SettingError if `path` is missing, or there is nothing that `recipe` would be for."""
+def find_recipe(
+    path: object,
+    precache: object,
+    recipe: Recipe | None,
+    splits: str | os.PathLike[str] | None,
+) -> tuple[Recipe, str | os.PathLike[str] | None]:
+    """Return the recipe and the splits of a raw tree at `path`, of which either, both or none may be given.
+
+    Raises:
+        SettingError: there is no path, or nothing that the recipe would be for; recipe and splits name
+            different splits; or the splits are neither shares nor a list file.
+    """
     if recipe is not None and precache is None and splits is None:
         raise SettingError("a recipe is for converting on first use", remedy="give precache=FOLDER, too")
     if path is None:
         raise SettingError(
             "no path is given", remedy="give a tree of pictures or what precache convert made of one"
         )
-
-
-def reconcile(
-    recipe: Recipe | None, splits: str | os.PathLike[str] | None
-) -> tuple[Recipe, str | os.PathLike[str] | None]:
-    """Return the recipe and the splits of a raw tree, of which the user may have given either, or both.
-
-    Raises:
-        SettingError: they name different splits; or the splits are neither shares nor a list file.
-    """
     recipe = recipe or Recipe(format="shards")
-    if is_list_file(splits):
-        return recipe, splits
     if splits is None:
         return recipe, None if recipe.splits == DEFAULT_SPLITS else recipe.splits
+    if is_list_file(splits):
+        return recipe, splits
     split_recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # it raises if this is no str
     if recipe.splits not in (DEFAULT_SPLITS, splits):
         raise SettingError(

@@ -86,7 +86,7 @@ class DevicePictures:
 def open_cached(
     open_reader: Callable[[Crops], Reader], spec: LoaderSpec, data: SplitData, crops: Crops
 ) -> Reader:
-    """Open a reader of `crops`, behind the cache if the settings ask for one; for the current stream.
+    """Open a reader of `crops` behind a cache, for the current stream.
 
     Args:
         open_reader: opens the backend's reader, which serves the given part of the stored pictures.
@@ -94,8 +94,6 @@ def open_cached(
     Raises:
         SettingError: the device cannot hold the pictures.
     """
-    if spec.reading.cache is None:
-        return open_reader(crops)
     if crops.random:  # those of pictures of one size are cut out on the device, after the cache
         raise SettingError(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary",

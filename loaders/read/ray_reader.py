@@ -27,7 +27,7 @@ from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read import BACKENDS
-from loaders.settings import LoaderSpec, Reading
+from loaders.settings import LoaderSpec, Reading, Sampling
 from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
@@ -257,4 +257,13 @@ def _task_spec(backend: str, spec: LoaderSpec) -> LoaderSpec:
     """Settings of the reader on a node: one thread, random access."""
     workers = 0 if backend == "pytorch" else 1
     reading = Reading(workers=workers, threads=1, check=spec.reading.check, on_error=spec.reading.on_error)
-    return replace(spec, device=torch.device("cpu"), shuffle="full", reading=reading)
+    return replace(
+        spec,
+        device=torch.device("cpu"),
+        shuffle="full",
+        reading=reading,
+        # not sent along: what they say is in the data and the crops already
+        path=None,
+        augment=None,
+        sampling=Sampling(),
+    )

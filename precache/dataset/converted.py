@@ -33,7 +33,7 @@ from precache.dataset.unfinished import unfinished_error
 from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import FETCHES, ObjectNotFoundError, with_retries
+from precache.storage.retries import ObjectNotFoundError, fetch_right_bytes
 from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
@@ -224,10 +224,7 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     def fetch() -> ConvertedDataset:
         return dataset_from_manifest(url, read_manifest(url), cache)
 
-    def is_damaged(error: Exception) -> bool:
-        return isinstance(error, (ManifestError, IndexFileError))
-
-    return with_retries(fetch, [0.0] * (FETCHES - 1), is_damaged)
+    return fetch_right_bytes(fetch, (ManifestError, IndexFileError))
 
 
 def dataset_from_manifest(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:

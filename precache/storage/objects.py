@@ -5,9 +5,7 @@ cannot, as for a missing object or with refused credentials, is an error at once
 """
 
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from precache.errors import MissingDependencyError, SettingError, StorageError, thread_errors
+from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.packages import install_command
 from precache.storage import crc32c_file, open_single
 from precache.storage.retries import (
@@ -26,6 +24,7 @@ from precache.storage.retries import (
     ObjectNotFoundError,
     Patience,
     WrongBytesError,
+    call_for_each,
     check_length,
     describe_error,
     fetch_right_bytes,
@@ -42,7 +41,7 @@ PART_BYTES = 8 << 20
 _SINGLE_PUT_BYTES = 64 << 20  # larger objects are uploaded in parts
 _PARTS_AT_A_TIME = 8
 _CRC32C = "precachecrc32c"  # key of an object's metadata: Azure allows letters, digits and _, proxies no _
-_OBJECTS_PER_PAGE = _DELETIONS_PER_REQUEST = 1000  # limit of S3
+_OBJECTS_PER_PAGE = 1000  # limit of S3
 _MAX_RETRIES = 10_000
 _library_process: int | None = None  # the process that has first used obstore
 
@@ -79,13 +78,12 @@ class ObjectStore:
         self.url = url
         self._patience = patience or Patience.from_environment()
         self._store = _open_store(url, self._patience)
-        self._process = os.getpid()
 
     def find(self, name: str, check: Check = no_check) -> ObjectInfo | None:
         """Get the metadata of an object; None if there is no such object."""
 
         def request() -> ObjectInfo:
-            answer = self._obstore().get(self._store, name, options={"head": True})
+            answer = _library(self.url).get(self._store, name, options={"head": True})
             crc32c = answer.attributes.get(_CRC32C)
             return replace(_info(name, answer.meta), crc32c=None if crc32c is None else str(crc32c))
 
@@ -102,7 +100,7 @@ class ObjectStore:
         """Get the content of an object, and its metadata from the same answer."""
 
         def request() -> tuple[bytes, ObjectInfo]:
-            answer = self._obstore().get(self._store, name)
+            answer = _library(self.url).get(self._store, name)
             content = answer.bytes().to_bytes()
             check_length(len(content), answer.meta["size"])
             return content, _info(name, answer.meta)
@@ -120,39 +118,16 @@ class ObjectStore:
             options["if_match"] = etag
 
         def request() -> bytes:
-            content = self._obstore().get(self._store, name, options=options).bytes().to_bytes()
+            content = _library(self.url).get(self._store, name, options=options).bytes().to_bytes()
             check_length(len(content), count)
             return content  # type: ignore[no-any-return]
 
         return self._request(name, request, check)
 
-    @thread_errors()
     def download(self, name: str, descriptor: int, file_bytes: int, check: Check = no_check) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time."""
-        is_over = threading.Event()
-
-        def check_both() -> None:
-            check()
-            if is_over.is_set():
-                raise StorageError("is no longer needed", path=self.url / name)
-
-        fetch = partial(self._download_part, name, descriptor, file_bytes, check_both)
-        starts = range(0, file_bytes, PART_BYTES)
-        if not starts:  # an empty object
-            return
-        if len(starts) == 1:
-            fetch(0)
-            return
-        with ThreadPoolExecutor(_PARTS_AT_A_TIME) as pool:
-            parts = [pool.submit(fetch, start) for start in starts[:_PARTS_AT_A_TIME]]
-            try:
-                # only once a part has shown that the object is as large as it should be, queue all others
-                etags = {parts[0].result()}
-                parts += [pool.submit(fetch, start) for start in starts[_PARTS_AT_A_TIME:]]
-                etags |= {part.result() for part in parts}
-            finally:
-                is_over.set()  # ends the parts that still run after an error
-                pool.shutdown(cancel_futures=True)
+        fetch = partial(self._download_part, name, descriptor, file_bytes)
+        etags = set(call_for_each(fetch, range(0, file_bytes, PART_BYTES), _PARTS_AT_A_TIME, check))
         if len(etags) > 1:
             raise StorageError(REPLACED, path=self.url / name, remedy=remedy_for(REPLACED))
 
@@ -237,7 +212,7 @@ class ObjectStore:
         """List all objects below the URL, sorted by name."""
 
         def request() -> "list[ObjectInfo]":
-            pages = self._obstore().list(self._store, chunk_size=_OBJECTS_PER_PAGE)
+            pages = _library(self.url).list(self._store, chunk_size=_OBJECTS_PER_PAGE)
             return [_info(meta["path"], meta) for page in pages for meta in page]
 
         return sorted(self._request("", request), key=lambda info: info.name)
@@ -246,44 +221,35 @@ class ObjectStore:
         """Remove objects, many with one request if the storage can; a missing object is no error."""
 
         def delete_once(some_names: Sequence[str]) -> None:
-            self._obstore().delete(self._store, [*some_names])
+            _library(self.url).delete(self._store, [*some_names])
 
-        for start in range(0, len(names), _DELETIONS_PER_REQUEST):
-            batch = names[start : start + _DELETIONS_PER_REQUEST]
-            try:
-                self._request(batch[0], partial(delete_once, batch))
-            except ObjectNotFoundError:
-                for name in batch:
-                    with suppress(ObjectNotFoundError):
-                        self._request(name, partial(delete_once, [name]))
+        try:
+            self._request("", partial(delete_once, names))
+        except ObjectNotFoundError:
+            for name in names:
+                with suppress(ObjectNotFoundError):
+                    self._request(name, partial(delete_once, [name]))
 
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
 
     def _put(self, name: str, content: Any, crc32c: str = "", **options: Any) -> ObjectInfo:
         attributes = {_CRC32C: crc32c} if crc32c else None
-        answer = self._obstore().put(self._store, name, content, attributes=attributes, **options)
+        answer = _library(self.url).put(self._store, name, content, attributes=attributes, **options)
         return ObjectInfo(name, 0, answer["e_tag"], version=answer["version"])
 
     def _request(self, name: str, request: Callable[[], T], check: Check = no_check) -> T:
         return request_with_retries(self.url / name, self._patience, request, check)
 
-    def _obstore(self) -> Any:
-        if os.getpid() != self._process:  # a fork has none of the library's threads
-            raise StorageError(
-                "was opened in another process", path=self.url, remedy="open it in the one that uses it"
-            )
-        return _library()
-
     def _download_part(
-        self, name: str, descriptor: int, file_bytes: int, check: Check, start: int
+        self, name: str, descriptor: int, file_bytes: int, start: int, check: Check
     ) -> str | None:
         """Write the part of an object that begins at `start` into the file, and return the object's etag."""
         count = min(PART_BYTES, file_bytes - start)
 
         def request() -> tuple[memoryview, str | None]:
             options = {"range": (start, start + count)}
-            answer = self._obstore().get(self._store, name, options=options)
+            answer = _library(self.url).get(self._store, name, options=options)
             if answer.meta["size"] != file_bytes:
                 raise StorageError(
                     f"expected {file_bytes:,} bytes, got {answer.meta['size']:,}",
@@ -312,16 +278,7 @@ def _open_store(url: Url, patience: Patience) -> Any:
         SettingError: the URL or the settings in the environment are wrong.
         StorageError: this process was forked from one that has used the library.
     """
-    global _library_process
-    obstore = _library()
-    # a fork has none of the library's threads, and would wait for them forever
-    if _library_process not in (None, os.getpid()):
-        raise StorageError(
-            "cannot be read by a process that was forked from one that has read URLs",
-            path=url,
-            remedy="start workers with multiprocessing_context='forkserver'",
-        )
-    _library_process = os.getpid()
+    obstore = _library(url)
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=patience.connect_s),
         "read_timeout": timedelta(seconds=patience.stall_s),
@@ -393,8 +350,14 @@ def _s3_settings() -> dict[str, Any]:
     return settings
 
 
-def _library() -> Any:
-    """Import the package obstore; MissingDependencyError if it is not installed."""
+def _library(url: Url) -> Any:
+    """Return the package obstore, for a request to `url`.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+        StorageError: this process was forked from one that has used it.
+    """
+    global _library_process
     try:
         import obstore
         import obstore.store
@@ -402,4 +365,12 @@ def _library() -> Any:
         raise MissingDependencyError(
             "URLs need the package obstore", remedy=f"install it with: {install_command('cloud')}"
         ) from error
+    # a fork has none of the library's threads, and would wait for them forever
+    if _library_process not in (None, os.getpid()):
+        raise StorageError(
+            "cannot be read by a process that was forked from one that has read URLs",
+            path=url,
+            remedy="start workers with multiprocessing_context='forkserver'",
+        )
+    _library_process = os.getpid()
     return obstore

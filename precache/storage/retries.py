@@ -10,8 +10,7 @@ import os
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -117,9 +116,9 @@ def with_retries(
         time.sleep(pause_s)
 
 
-def fetch_right_bytes(fetch: Callable[[], T]) -> T:
-    """Call `fetch`, up to three times while it raises WrongBytesError, and return its result."""
-    return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, WrongBytesError))
+def fetch_right_bytes(fetch: Callable[[], T], errors: tuple[type[Exception], ...] = (WrongBytesError,)) -> T:
+    """Call `fetch`, up to three times while it raises one of `errors`, and return its result."""
+    return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, errors))
 
 
 def doubling_pauses(until_s: float) -> Iterator[float]:
@@ -208,36 +207,45 @@ class _UnneededError(Exception):
 
 
 @thread_errors()
-def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], threads: int) -> list[T]:
+def call_for_each(
+    function: Callable[[Item, Check], T], items: Sequence[Item], threads: int, check: Check = no_check
+) -> list[T]:
     """Call `function` for each item, several at a time, and return the results in the order of the items.
 
-    After the first error no more calls are started. Ctrl-C waits for no call: the threads are daemons.
+    After an error no more calls are started, and those that run are waited for. The threads are daemons,
+    unlike those of an executor, so that the program can end while the storage does not answer.
 
     Args:
-        function: called with an item, and a `Check` that raises after Ctrl-C.
+        function: called with an item, and a `Check` that raises after Ctrl-C, or as `check` does.
         items: items to call it for.
         threads: maximal number of calls at a time.
-    """
-    remaining, is_over = deque(enumerate(items)), threading.Event()
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
+        check: its error ends all calls.
 
-    def check() -> None:
+    Raises:
+        Exception: of the calls that failed, the error of the first item.
+    """
+    numbers, lock = iter(range(len(items))), threading.Lock()
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+    is_over = threading.Event()
+
+    def check_needed() -> None:
+        check()
         if is_over.is_set():
             raise _UnneededError
 
     def work() -> None:
-        try:
-            while not errors and not is_over.is_set():
-                try:
-                    number, item = remaining.popleft()
-                except IndexError:  # no item is left
-                    return
-                results[number] = function(item, check)
-        except BaseException as error:
-            errors.append(error)
+        while not errors and not is_over.is_set():
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                results[number] = function(items[number], check_needed)
+            except BaseException as error:
+                errors[number] = error
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(remaining)))]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(items)))]
     try:
         for worker in workers:
             worker.start()
@@ -250,7 +258,7 @@ def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], t
             if worker.is_alive():
                 worker.join(max(0.0, until_s - time.monotonic()))
     if errors:
-        raise errors[0]
+        raise errors[min(errors)]
     return [results[number] for number in sorted(results)]
 
 

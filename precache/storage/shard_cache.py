@@ -30,7 +30,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,11 +37,19 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from precache.errors import SettingError, StorageError, check_range, os_errors_as, thread_errors
+from precache.errors import SettingError, StorageError, check_range, os_errors_as
 from precache.storage import atomic_write, open_regular, open_single
 from precache.storage.locks import has_name, lock, open_exclusive, unlock
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, no_check
+from precache.storage.retries import (
+    FETCHES,
+    Check,
+    Patience,
+    WrongBytesError,
+    call_for_each,
+    fetch_right_bytes,
+    no_check,
+)
 from precache.storage.urls import Url
 
 _CACHE_DIR = "PRECACHE_CACHE_DIR"
@@ -123,7 +130,6 @@ class CachedFiles:
         self._digest = digest
         self._patience = Patience.from_environment()
         self._object_store: ObjectStore | None = None
-        self._store_process: int | None = None  # the process that has opened the store
         self._mark_folder()
 
     @contextmanager
@@ -198,9 +204,9 @@ class CachedFiles:
                 file.write(json.dumps({"url": str(self.url)}).encode())
 
     def _store(self) -> ObjectStore:
-        """Objects at the URL; a fork opens its own store."""
-        if self._object_store is None or self._store_process != os.getpid():
-            self._object_store, self._store_process = ObjectStore(self.url, self._patience), os.getpid()
+        """Objects at the URL."""
+        if self._object_store is None:
+            self._object_store = ObjectStore(self.url, self._patience)
         return self._object_store
 
     def _wait(self, path: Path, begin_s: float, check: Check) -> None:
@@ -244,7 +250,6 @@ class CachedFiles:
             temporary.unlink(missing_ok=True)
             raise
 
-    @thread_errors()
     def _download_part(
         self,
         file: WrittenFile,
@@ -255,7 +260,7 @@ class CachedFiles:
     ) -> None:
         """Fetch the pieces of a part, compare them with their checksums, and write them into the file."""
 
-        def fetch(number: int) -> None:
+        def fetch(number: int, check: Check) -> None:
             start, count = ranges[number]
             content = self._store().get_range(file.name, start, count, check=check)
             if not part.is_right(number, content):
@@ -267,13 +272,10 @@ class CachedFiles:
                 )
             os.pwrite(descriptor, content, start)
 
-        with ThreadPoolExecutor(_PIECES_AT_A_TIME) as pool:
-            pieces = [pool.submit(fetch_right_bytes, partial(fetch, number)) for number in range(len(ranges))]
-            try:
-                for piece in pieces:
-                    piece.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        def fetch_right(number: int, check: Check) -> None:
+            fetch_right_bytes(partial(fetch, number, check))
+
+        call_for_each(fetch_right, range(len(ranges)), _PIECES_AT_A_TIME, check)
 
     def _make_room(
         self, descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]], check: Check

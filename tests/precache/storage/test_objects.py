@@ -1,6 +1,8 @@
 """Requests to S3, Google Cloud Storage and Azure, and errors of a storage that fails on purpose."""
 
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +129,25 @@ def test_temporary_error_that_lasts_is_raised_when_patience_ends(
     assert raised.value.path == bucket / "a"
     assert "check the network" in raised.value.remedy
     assert len(storage.seen) > 1
+
+
+_ABANDON = """
+import os, sys, threading, time
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import locate
+store, descriptor = ObjectStore(locate(sys.argv[1])), os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+arguments = "large", descriptor, int(sys.argv[3])
+threading.Thread(target=store.download, args=arguments, daemon=True).start()
+time.sleep(1)
+sys.exit(7)
+"""
+
+
+def test_the_program_ends_during_a_download_in_parts(bucket: Url, storage: Storage, tmp_path: Path) -> None:
+    object_bytes = 2 * PART_BYTES + 1
+    ObjectStore(bucket).put("large", bytes(object_bytes))
+    storage.plan = lambda seen: "stall"
+    arguments = [str(bucket), str(tmp_path / "file"), str(object_bytes)]
+    done = subprocess.run([sys.executable, "-c", _ABANDON, *arguments], timeout=20, check=False)
+    assert done.returncode == 7  # patience is 120 s
+    assert storage.faults["stall"] == 3

@@ -1,18 +1,23 @@
-"""Trees of class folders as sources: samples, class depths, splits, links, permissions and warnings."""
+"""Trees of class folders as sources: the tables of examples in the modules, links, permissions, warnings."""
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from precache.errors import SourceError
+from precache.sources import entries, layout, tree
+from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from tests.command import run_here
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.tars import JPEG, put
+
+TEXT = b"#!/bin/sh\nmv a b\n"
 
 
 def lay(root: Path, *names: str) -> Path:
@@ -20,141 +25,95 @@ def lay(root: Path, *names: str) -> Path:
     return put(root, dict.fromkeys(names, JPEG))
 
 
-NO_PICTURES = {
-    "198.spider/RENAME2": "neither an image extension nor an image signature",
-    "198.spider/._198_0001.jpg": "a hidden file",
-    "198.spider/drawing.svg": "SVG: a drawing",
-    "198.spider/.ipynb_checkpoints/tmp-checkpoint.jpg": "a hidden folder",
-    "056.dog/greg/@eaDir/x.jpg/SYNOPHOTO_THUMB_M.jpg": "a folder of the system",
-    "lost+found/x.jpg": "a folder of the system",
-    "__MACOSX/056.dog/x.jpg": "a folder of the system",
-    "notes.txt": "a file beside the class folders",
-    "cover.jpg": "a file beside the class folders",
-    ".git/x.jpg": "a hidden folder",
-}
+def rows_of(module: object) -> list[tuple[str, str]]:
+    """Return the rows of the table in a module's docstring, two columns with some spaces between."""
+    lines = re.findall(r"^ {4}(\S.*)$", str(module.__doc__), re.MULTILINE)
+    _, *rows = [re.split(" {2,}", line) for line in lines]  # the first one is the head
+    return [(first, second) for first, second in rows]
 
 
-def test_files_that_are_no_pictures_are_ignored_with_a_reason(tmp_path: Path) -> None:
-    """Caltech-256 holds 056.dog/greg/ and 198.spider/RENAME2; Caltech-101 holds a JPEG named tmp."""
-    pictures = ["056.dog/056_0001.jpg", "056.dog/greg/vision309/x.jpg", "198.spider/tmp"]
-    lay(tmp_path, *pictures)
-    (tmp_path / "empty/folder").mkdir(parents=True)
-    put(tmp_path, dict.fromkeys(NO_PICTURES, b"#!/bin/sh\nmv a b\n"))
+def plant(root: Path, names: str) -> int:
+    """Make the tree of a table's row, pictures and empty folders, and return its class depth."""
+    names, _, depth = names.partition(", depth ")
+    for name in names.split():
+        if name.endswith("/"):
+            (root / name).mkdir(parents=True)
+        else:
+            put(root, {name if Path(name).suffix in (".csv", ".tar") else f"{name}.jpg": JPEG})
+    return int(depth or 1)
+
+
+def check_outcome(root: Path, depth: int, expected: str, describe: Callable[[Scan], list[str]]) -> None:
+    """Check that what comes of a tree is what the row of a table says, with all warnings."""
+    kinds = ("ignored", "warning", "error")
+    clauses = [clause.split(": ", 1) for clause in expected.split("; ") if clause.startswith(kinds)]
+    words = {kind: [clause[1] for clause in clauses if clause[0] == kind] for kind in kinds}
+    outcome = [clause for clause in expected.split("; ") if not clause.startswith(kinds)]
+    for message in words["error"]:
+        with pytest.raises(SourceError, match=f"{re.escape(message)}(?! --class)"):
+            scan_tree(root, depth)
+        return
+    scan = scan_tree(root, depth)
+    assert describe(scan) == outcome
+    ignored = [ignored.path.removesuffix(".jpg") for ignored in scan.ignored if ignored.path.endswith(".jpg")]
+    assert ignored == [name for names in words["ignored"] for name in names.split()]
+    warnings = [line for line in scan.warnings if "left out: " not in line]
+    assert len(warnings) == len(words["warning"])
+    for line, wanted in zip(warnings, words["warning"], strict=True):
+        assert wanted in line
+    left_out = [line for line in scan.warnings if "left out: " in line]
+    assert all(repr(f"{name}.jpg") in "".join(left_out) for name in ignored)
+
+
+@pytest.mark.parametrize(("names", "expected"), rows_of(layout))
+def test_splits_and_classes_are_those_of_the_table(names: str, expected: str, tmp_path: Path) -> None:
+    def describe(scan: Scan) -> list[str]:
+        classes: dict[str, dict[str, None]] = {}
+        for sample in scan.samples:
+            class_name = scan.classes[sample.label] if scan.classes else "no classes"
+            classes.setdefault(sample.split, {})[class_name] = None
+            assert f"/{class_name}/" in f"/{sample.path}" or not scan.classes
+        return [f"{split}: {' '.join(names)}".removeprefix(": ") for split, names in classes.items()]
+
+    depth = plant(tmp_path / "photos", names)
+    (tmp_path / "photos/__MACOSX").mkdir(exist_ok=True)
+    check_outcome(tmp_path / "photos", depth, expected, describe)
+
+
+@pytest.mark.parametrize(("names", "expected"), rows_of(tree))
+def test_samples_and_their_order_are_those_of_the_table(names: str, expected: str, tmp_path: Path) -> None:
+    def describe(scan: Scan) -> list[str]:
+        paths: dict[str, list[str]] = {}
+        for sample in scan.samples:
+            class_name = scan.classes[sample.label] if scan.classes else "no class"
+            paths.setdefault(class_name, []).append(sample.path.removesuffix(".jpg"))
+        return [f"{class_name}: {' '.join(names)}" for class_name, names in paths.items()]
+
+    check_outcome(tmp_path, plant(tmp_path, names), expected, describe)
+
+
+def test_entries_are_ignored_for_the_reasons_in_the_table(tmp_path: Path) -> None:
+    lay(tmp_path, "cat/0.jpg", "dog/1.jpg")
+    expected = {}
+    for names, outcome in rows_of(entries):
+        for text in names.split(", "):
+            name, _, target = re.sub(r" \(.*\)", "", text).partition(" -> ")
+            path = tmp_path / "cat" / name
+            path.parent.mkdir(exist_ok=True)
+            if target:
+                path.symlink_to(target)
+            elif name.endswith("/"):
+                lay(path, "inner.jpg")
+            else:
+                path.write_bytes(TEXT if text.endswith("(text)") else JPEG)
+            expected[f"cat/{name}".strip("/")] = outcome
     scan = scan_tree(tmp_path)
-    assert [s.path for s in scan.samples] == pictures
-    assert scan.scanned == len(scan.samples) + len(scan.ignored) == len(pictures) + len(NO_PICTURES)
-    for name, reason in NO_PICTURES.items():
-        reasons = [ignored.reason for ignored in scan.ignored if name.startswith(ignored.path)]
-        assert any(other.startswith(reason) for other in reasons), name
-
-
-TREES: list[tuple[str, int, str, str]] = [
-    ("train/b/1 train/c/2 val/a/3", 1, "train/b/1:b:train train/c/2:c:train val/a/3:a:val", ""),
-    ("train/b/1 val/a/3 val/x", 1, "train/b/1:b:train val/a/3:a:val", "val/x"),
-    ("train/b/1 train/c/2 train/x", 1, "train/b/1:b:train train/c/2:c:train", "train/x"),
-    ("train/b/1 test/3 test/4 x", 1, "train/b/1:b:train", "test/3 test/4 x"),
-    ("train/b/1 train/c/2 some/3", 1, "train/b/1:b:train train/c/2:c:train", "some/3"),
-    ("train/b/1 val/b/2 more/b/3", 1, "train/b/1:b:train val/b/2:b:val", "more/b/3"),
-    ("Train/b/1 VALID/b/2", 1, "Train/b/1:b:train VALID/b/2:b:val", ""),
-    ("Testing/b/1 Training/b/2", 1, "Testing/b/1:b:test Training/b/2:b:train", ""),
-    (
-        "dev/b/1 evaluation/b/2 train_set/b/3",
-        1,
-        "dev/b/1:b:val evaluation/b/2:b:test train_set/b/3:b:train",
-        "",
-    ),
-    ("train2017/b/1 val2017/b/2", 1, "train2017/b/1:b:train val2017/b/2:b:val", ""),
-    ("steam_train/1 test_tube/2", 1, "steam_train/1:steam_train: test_tube/2:test_tube:", ""),
-    (
-        "steam_train/a/1 train_station/a/2",
-        1,
-        "steam_train/a/1:steam_train: train_station/a/2:train_station:",
-        "",
-    ),
-    ("train/n1/images/1 val/n1/images/2", 1, "train/n1/images/1:n1:train val/n1/images/2:n1:val", ""),
-    ("__MACOSX/train/b/1 lost+found/2 train/b/3", 1, "train/b/3:b:train", ""),
-    # classes whose names happen to be those of splits
-    (
-        "bus/1 train/2 train/3 train/old/4",
-        1,
-        "bus/1:bus: train/2:train: train/3:train: train/old/4:train:",
-        "",
-    ),
-    ("bus/a/1 train/a/2", 1, "bus/a/1:bus: train/a/2:train:", ""),
-    ("test/1 train/2", 1, "test/1:test: train/2:train:", ""),
-    ("test/1 train/2 val/3", 0, "test/1::test train/2::train val/3::val", ""),
-    ("1 train/2", 0, "1:: train/2::", ""),
-    ("a/b/1 a/b-c/2 a/3", 0, "a/3:: a/b/1:: a/b-c/2::", ""),
-    (
-        "a/b/2 a/b/1 d/e/1 a/x above d/e/f/1 a/.b/1",
-        2,
-        "a/b/1:a/b: a/b/2:a/b: d/e/1:d/e: d/e/f/1:d/e:",
-        "a/x above",
-    ),
-    ("a-b/c/1 a/c/2", 2, "a-b/c/1:a-b/c: a/c/2:a/c:", ""),
-    ("train/a/b/1 test/a/b/2", 2, "test/a/b/2:a/b:test train/a/b/1:a/b:train", ""),
-]
-
-
-"""Names of pictures, class depth, 'path:class:split' of each sample, and pictures that are ignored."""
-
-
-@pytest.mark.parametrize(("names", "depth", "samples", "ignored_names"), TREES)
-def test_classes_and_splits_are_found_at_each_class_depth(
-    names: str, depth: int, samples: str, ignored_names: str, tmp_path: Path
-) -> None:
-    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    (tmp_path / "link").symlink_to(".")  # leads in a circle
-    scan = scan_tree(tmp_path, depth)
-    classes = (*scan.classes, "")  # the label -1 has no class
-    parts = [f"{s.path.removesuffix('.jpg')}:{classes[s.label]}:{s.split}" for s in scan.samples]
-    assert " ".join(parts) == samples
-    ignored = {path.path for path in scan.ignored if path.path.endswith(".jpg")}
-    assert ignored == {f"{name}.jpg" for name in ignored_names.split()}
-    warnings = "\n".join(scan.warnings)
-    assert all(repr(path) in warnings for path in ignored)
-
-
-def test_two_folders_of_one_split_are_refused_unless_one_is_empty(tmp_path: Path) -> None:
-    lay(tmp_path, "train/a/1.jpg", "val/a/2.jpg")
-    (tmp_path / "valid").mkdir()
-    assert scan_tree(tmp_path).samples.split_names == ("train", "val")
-    lay(tmp_path, "valid/a/3.jpg")
-    with pytest.raises(SourceError, match="'val' and 'valid'") as raised:
-        scan_tree(tmp_path)
-    assert raised.value.path == tmp_path
-
-
-ADVICE = [
-    ("birds/heron/1 birds/owl/2 pets/dog/3", 1, "--class-depth 2"),
-    ("photos/heron/1 photos/owl/2", 1, "photos/photos instead"),
-    ("train/photos/heron/1 train/photos/owl/2 val/photos/heron/3", 1, "--class-depth 2"),
-    ("n1/images/1 n2/images/2", 1, ""),  # such class folders would be no better
-    ("heron/1 heron/2023/2 heron/2024/3", 1, ""),
-    ("bus/a/1 train/a/2", 1, "'train'"),
-    ("test/1 train/2", 1, "--class-depth 0"),
-    ("a/b/1", 3, "--class-depth 2"),
-    ("1", 1, "--class-depth 0"),
-]
-
-
-"""Names of pictures, class depth, and what the warning or the error advises, if there is one."""
-
-
-@pytest.mark.parametrize(("names", "depth", "advice"), ADVICE)
-def test_another_class_depth_is_advised_if_it_helps(
-    names: str, depth: int, advice: str, tmp_path: Path
-) -> None:
-    root = lay(tmp_path / "photos", *(f"{name}.jpg" for name in names.split()))
-    try:
-        messages = list(scan_tree(root, depth).warnings)
-    except SourceError as error:
-        messages = [str(error)]
-    if advice:
-        (message,) = messages
-        assert advice in message
-    else:
-        assert messages == []
+    outcomes = dict.fromkeys((sample.path for sample in scan.samples), "a picture")
+    outcomes |= {ignored.path: ignored.reason for ignored in scan.ignored}
+    searched = {str(Path(path).parent) for path in outcomes} - {"cat", "dog", "cat/b"}
+    outcomes |= dict.fromkeys(searched, "a folder that is searched")
+    assert {path: outcomes.get(path) for path in expected} == expected
+    assert scan.scanned == len(scan.samples) + len(scan.ignored)
 
 
 def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> None:
@@ -209,45 +168,6 @@ def test_pictures_that_image_folder_does_not_list_are_counted(
         caplog.clear()
         assert run_here("precache", *command.split(), "--workers", 0, cwd=tmp_path).returncode == 0
         assert counts in caplog.messages[0]
-
-
-SIDE_BY_SIDE = [
-    ("images/1 masks/1", "images DST --class-depth 0"),
-    ("train/images/1 train/masks/1 val/images/2 val/masks/2", "train/images DST --class-depth 0"),
-    ("images/train/1 images/val/2 masks/train/1 masks/val/2", "images DST --class-depth 0"),
-    ("JPEGImages/1 SegmentationClass/1 SegmentationObject/1", "JPEGImages DST --class-depth 0"),
-    ("image_2/1 gt_2/1", "image_2 DST --class-depth 0"),
-    ("images/cat/1 images/dog/2 annotations/trimaps/1", "images DST"),
-    ("images/1 cat/2", ""),
-    ("masks/1 hats/2", ""),
-    ("photos/1 labels/2 maps/3", ""),
-]
-"""Names of pictures, and how the command of the error ends, if there is an error."""
-
-
-@pytest.mark.parametrize(("names", "command"), SIDE_BY_SIDE)
-def test_pictures_beside_their_masks_are_refused(names: str, command: str, tmp_path: Path) -> None:
-    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    if not command:
-        assert len(scan_tree(tmp_path).classes) == len(names.split())
-        return
-    with pytest.raises(SourceError, check=lambda error: str(error).endswith(f"/{command}")):
-        scan_tree(tmp_path)
-
-
-TABLES_BESIDE = ["train/1 test/2", "1", "train_images/1 test_images/2", "train/1"]
-
-
-@pytest.mark.parametrize("names", TABLES_BESIDE)
-def test_a_table_beside_the_pictures_is_named(names: str, tmp_path: Path) -> None:
-    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    put(tmp_path, {"labels.csv": b"id,breed\n1,pug\n", "sample_submission.csv": b"id,pug\n1,0.5\n"})
-    try:
-        message = "\n".join(scan_tree(tmp_path).warnings)
-    except SourceError as error:
-        message = str(error)
-    assert f"precache convert {tmp_path}/labels.csv DST --root FOLDER --image COLUMN" in message
-    assert "submission" not in message
 
 
 def test_commands_count_deeper_pictures_and_name_those_without_class(tmp_path: Path) -> None:

@@ -51,10 +51,9 @@ from precache.plan import split_rows
 from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import abridge
 from precache.sources.base import Scan
-from precache.sources.layout import split_of
 from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
-from precache.sources.tree import list_tree
+from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
 from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
@@ -530,7 +529,7 @@ def open_split(
 
     Args:
         path: the tree, the folder or the URL.
-        split: name of the split, or another spelling that `precache.sources.layout` knows: valid for val.
+        split: name of the split, or another spelling that `precache.sources.tree` knows: valid for val.
         splits: shares of a raw tree's splits, or a list file, as for `precache convert --splits`.
         split_seed: seed that draws the splits, `Recipe.seed` of such a conversion.
         class_depth: how deep the class folders of a raw tree lie, see `list_tree`; default 1.

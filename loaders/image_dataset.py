@@ -35,7 +35,7 @@ from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.kinds import decoder_kinds
 from precache.recipe import Recipe
 from precache.reporting import abridge
-from precache.sources.layout import split_of
+from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
 Picture: TypeAlias = Image.Image | torch.Tensor

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from precache.errors import SourceError
 from precache.pictures import kinds
-from precache.sources.layout import split_of
 from precache.sources.options import is_table
+from precache.sources.tree import split_of
 
 
 def list_shards(folder: Path, is_shard: Callable[[str], bool]) -> list[str]:

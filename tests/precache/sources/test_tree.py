@@ -1,5 +1,6 @@
 """Trees of class folders as sources: the tables of examples in the modules, links, permissions, warnings."""
 
+import inspect
 import os
 import re
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from precache.errors import SourceError
-from precache.sources import entries, layout, tree
+from precache.sources import tree
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from tests.command import run_here
@@ -25,9 +26,10 @@ def lay(root: Path, *names: str) -> Path:
     return put(root, dict.fromkeys(names, JPEG))
 
 
-def rows_of(module: object) -> list[tuple[str, str]]:
-    """Return the rows of the table in a module's docstring, two columns with some spaces between."""
-    lines = re.findall(r"^ {4}(\S.*)$", str(module.__doc__), re.MULTILINE)
+def rows_of(described: object) -> list[tuple[str, str]]:
+    """Return the rows of the table in a docstring, which has two columns with some spaces between."""
+    table = str(inspect.getdoc(described)).partition("\nRaises:")[0]
+    lines = re.findall(r"^ {4}(\S.*)$", table, re.MULTILINE)
     _, *rows = [re.split(" {2,}", line) for line in lines]  # the first one is the head
     return [(first, second) for first, second in rows]
 
@@ -65,7 +67,7 @@ def check_outcome(root: Path, depth: int, expected: str, describe: Callable[[Sca
     assert all(repr(f"{name}.jpg") in "".join(left_out) for name in ignored)
 
 
-@pytest.mark.parametrize(("names", "expected"), rows_of(layout))
+@pytest.mark.parametrize(("names", "expected"), rows_of(tree.find_layout))
 def test_splits_and_classes_are_those_of_the_table(names: str, expected: str, tmp_path: Path) -> None:
     def describe(scan: Scan) -> list[str]:
         classes: dict[str, dict[str, None]] = {}
@@ -95,7 +97,7 @@ def test_samples_and_their_order_are_those_of_the_table(names: str, expected: st
 def test_entries_are_ignored_for_the_reasons_in_the_table(tmp_path: Path) -> None:
     lay(tmp_path, "cat/0.jpg", "dog/1.jpg")
     expected = {}
-    for names, outcome in rows_of(entries):
+    for names, outcome in rows_of(tree.Entry):
         for text in names.split(", "):
             name, _, target = re.sub(r" \(.*\)", "", text).partition(" -> ")
             path = tmp_path / "cat" / name

@@ -3,16 +3,17 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from safetensors.numpy import load_file
 
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import column_arrays, write_arrays
-from precache.dataset.manifest import MANIFEST_NAME, _checksum
+from precache.dataset.index import INDEX_NAME, column_arrays, write_arrays
+from precache.dataset.manifest import MANIFEST_NAME, StoredManifest, _checksum
 from precache.formats import FORMATS, Sample
 from precache.sources.tree import scan_tree
 from precache.storage.output import publish
@@ -71,13 +72,15 @@ def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, i
 def edit_manifest(path: Path, **changes: Any) -> None:
     """Change entries of the manifest of the dataset at `path`, and correct its checksum."""
     content = {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes}
-    (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
+    with suppress(msgspec.ValidationError, UnicodeEncodeError):  # what has another form is read by nobody
+        content["checksum"] = _checksum(msgspec.convert(content, StoredManifest))
+    (path / MANIFEST_NAME).write_text(json.dumps(content))
 
 
 def edit_samples(path: Path, **columns: Column) -> None:
     """Change columns of the samples in the index, and correct all checksums."""
-    index = path / open_dataset(path).manifest.index.name
-    edit_manifest(path, index=asdict(write_arrays(index, {**load_file(index), **column_arrays(columns)})))
+    arrays = {**load_file(path / INDEX_NAME), **column_arrays(columns)}
+    edit_manifest(path, index=msgspec.to_builtins(write_arrays(path, arrays)))
 
 
 def rename_split(path: Path, split: str) -> None:
@@ -85,4 +88,4 @@ def rename_split(path: Path, split: str) -> None:
     content = json.loads((path / MANIFEST_NAME).read_bytes())
     (old_name,) = content["samples_per_class"]
     renamed = {name: {split: content[name][old_name]} for name in ("samples_per_class", "statistics")}
-    edit_manifest(path, splits=[split], **renamed)
+    edit_manifest(path, **renamed)

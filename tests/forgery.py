@@ -7,13 +7,13 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from precache.dataset.index import SHARD, checksum_of, parse_header, write_arrays
+from precache.dataset.index import INDEX_NAME, SHARD, ArrayEntry, checksum_of, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.formats import FORMATS
@@ -113,7 +113,7 @@ def set_header(name: str, keys: tuple[Any, ...], value: Any) -> Forge:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         start = len(text).to_bytes(8, "little") + text
-        (path / entry["name"]).write_bytes(start + rest)
+        (path / INDEX_NAME).write_bytes(start + rest)
         entry |= {"bytes": len(start) + len(rest), "header": f"{checksum_of(start):016x}"}
         for column in entry["columns"].copy():
             if (known := header.get(column)) is None:
@@ -132,7 +132,7 @@ def set_header(name: str, keys: tuple[Any, ...], value: Any) -> Forge:
 def _parts(path: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     """Read the index: its entry in the manifest, its header, and the bytes after the header."""
     entry = json.loads((path / MANIFEST_NAME).read_bytes())["index"]
-    content = (path / entry["name"]).read_bytes()
+    content = (path / INDEX_NAME).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     return entry, json.loads(content[8:start]), content[start:]
 
@@ -153,15 +153,9 @@ def forge_columns(path: Path) -> Iterator[tuple[str, Forge]]:
 
 def _arrays(path: Path) -> dict[str, Any]:
     """Read all columns of the index, by name."""
-    entry, _, rest = _parts(path)
-    start = (path / entry["name"]).stat().st_size - len(rest)
-    places = parse_header((path / entry["name"]).read_bytes()[:start], start + len(rest))
-    return {
-        name: np.frombuffer(rest, place.dtype, math.prod(place.shape), place.start - start).reshape(
-            place.shape
-        )
-        for name, place in places.items()
-    }
+    _, header, rest = _parts(path)
+    data = np.frombuffer(rest, np.uint8)
+    return {name: msgspec.convert(array, ArrayEntry).view(data) for name, array in header.items()}
 
 
 def _set_column(name: str, change: str, number: int) -> Forge:
@@ -199,8 +193,7 @@ def _set_column(name: str, change: str, number: int) -> Forge:
 
 def write(path: Path, arrays: dict[str, Any]) -> None:
     """Write an index of these columns, with correct checksums, in place of the one in the folder."""
-    entry = json.loads((path / MANIFEST_NAME).read_bytes())["index"]
-    edit_manifest(path, index=asdict(write_arrays(path / entry["name"], arrays)))
+    edit_manifest(path, index=msgspec.to_builtins(write_arrays(path, arrays)))
 
 
 def forge_shards(path: Path) -> Iterator[tuple[str, Forge]]:

@@ -5,11 +5,11 @@ while it is in that CPU's cache, and before anything else uses it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData

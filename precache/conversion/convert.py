@@ -61,6 +61,7 @@ from precache.dataset.duplicates import Duplicates, find_duplicates
 from precache.dataset.index import (
     VALUE,
     Array,
+    Counts,
     Ints,
     Rejected,
     SampleIndex,
@@ -451,6 +452,7 @@ def _write_dataset(
     other_arrays = {**table.arrays(), **source_columns, **left_out_arrays(rejected, ignored)}
     manifest = Manifest(
         recipe=recipe,
+        counts=Counts(len(index), len(rejected), len(ignored), len(table)),
         made_by=job.target.made_by,
         source_digest=scan.digest,
         source_bytes=int(samples.file_bytes.clip(0).sum()),
@@ -458,7 +460,6 @@ def _write_dataset(
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
         index=write_index(folder, index, other_arrays),
-        scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
         source_options=job.options.to_json(),

@@ -20,17 +20,19 @@ Samples of the last three have label -1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = Ints | range
 """Row numbers: int64 [m], or a range of step 1, which takes no memory."""
 
-KINDS = ("int", "float", "vector", "ragged", "text")
+Kind: TypeAlias = Literal["int", "float", "vector", "ragged", "text"]
 TARGETS = ("class", "classes", "number", "none")
+Target: TypeAlias = Annotated[str, Meta(pattern=rf"\A({'|'.join(TARGETS)})\Z")]
 _TEXT = np.dtype(np.uint8)
 _ROWS_PER_GATHER = 1 << 10  # the position of each byte of text takes 8 bytes: gather a few rows at a time
 
@@ -145,8 +147,8 @@ class Column:
         return self._ends if self._ends is None or self._rows is None else self.select(slice(None))._ends
 
     @property
-    def kind(self) -> str:
-        """Kind of the column, one of KINDS."""
+    def kind(self) -> Kind:
+        """Kind of the column."""
         if self._ends is not None:
             return "text" if self._values.dtype == _TEXT else "ragged"
         if self._values.ndim == 2:

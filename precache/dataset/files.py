@@ -1,50 +1,35 @@
-"""Files of a dataset as manifest and journal describe them: where they lie, and whether they are intact."""
+"""Files of a dataset as its manifest describes them: where they lie, and whether they are intact."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import google_crc32c
+from msgspec import Meta, Struct
 
 from precache.errors import DatasetError, os_errors_as
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, no_check
 from precache.storage.shard_cache import CachedFiles
+from precache.storage.stored_json import Count
 
 READ_REMEDY = "check its permissions and its disk"
 """Remedy for a file of a dataset that cannot be read, and may be intact."""
 _AT_A_TIME = 8  # parts of an object that are read, and held in memory, at once
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
-_CRC32C = re.compile(r"[0-9a-f]{8}")
+FileName: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+"""Name of a file that leads to no other folder: paths are made of it, and a manifest may be forged."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """File of a dataset: its name in the dataset's folder, size in bytes, and CRC-32C in hex.
+class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """File of a dataset: its name in the dataset's folder, size in bytes, and CRC-32C in hex."""
 
-    The values are checked, because manifests and journals may be forged, and paths are made of these names.
-
-    Raises:
-        ValueError: a value that this project never writes, such as a name that leads to another folder.
-    """
-
-    name: str
-    bytes: int
-    crc32c: str
-
-    def __post_init__(self) -> None:
-        has_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
-        has_size = type(self.bytes) is int and 0 <= self.bytes < 2**63
-        has_crc = isinstance(self.crc32c, str) and _CRC32C.fullmatch(self.crc32c)
-        if not (has_name and has_size and has_crc):
-            entry = f"{self.name!r:.99} of {self.bytes!r:.99} bytes, CRC {self.crc32c!r:.99}"
-            raise ValueError(f"file {entry}: not as this project writes it")
+    name: FileName
+    bytes: Count
+    crc32c: Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}\Z")]
 
 
 LocalFile: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]

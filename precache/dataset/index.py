@@ -46,7 +46,6 @@ mapped it with SIGBUS.
 
 import csv
 import io
-import json
 import math
 import mmap
 import os
@@ -54,19 +53,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from msgspec import Meta, Struct
 
 from precache.dataset.bounds import Limits
-from precache.dataset.columns import Column, Rows, rows_at
+from precache.dataset.columns import Column, Kind, Rows, Target, rows_at
 from precache.dataset.files import READ_REMEDY, FileEntry, LocalFile
 from precache.errors import DatasetError, SampleError, SourceError
 from precache.pictures.reading import read_with_retries
 from precache.storage import atomic_write, open_regular
+from precache.storage.stored_json import Count, decode, encode
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
 CONVERT_AGAIN = "remove the dataset and convert it again"
@@ -78,12 +79,15 @@ Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
-INDEX_NAME, REJECTED_NAME = "dataset.index", "rejected.csv"
+INDEX_NAME: Final = "dataset.index"
+REJECTED_NAME = "rejected.csv"
 _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MAX_QUOTE = 200  # characters of an error that quotes the file
-_DTYPES: dict[str, np.dtype[Any]] = {
+Dtype: TypeAlias = Literal["U8", "I32", "U32", "I64", "U64", "F64"]
+"""Dtype of a column, as a header of safetensors names it."""
+_DTYPES: dict[Dtype, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "I32": np.dtype(np.int32),
     "U32": np.dtype(np.uint32),
@@ -98,8 +102,7 @@ class IndexFileError(DatasetError):
     """The index of a dataset is missing, or has changed since it was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry(FileEntry):
+class IndexEntry(FileEntry, frozen=True, forbid_unknown_fields=True):
     """Index of a dataset as its manifest describes it.
 
     Attributes:
@@ -107,21 +110,57 @@ class IndexEntry(FileEntry):
         columns: name -> XXH3-64 of each column, 16 hex digits.
     """
 
-    header: str = ""
-    columns: dict[str, str] = field(default_factory=dict)
+    name: Literal["dataset.index"]
+    header: str
+    columns: dict[str, str]
 
 
-class ArrayPlace(NamedTuple):
-    """Dtype, shape and first byte of an array in a file."""
+class Counts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers of what an index describes.
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
+    Attributes:
+        converted: samples in all splits.
+        rejected: pictures that could not be decoded.
+        ignored: paths of the source that are no pictures.
+        shards: shards of all splits.
+    """
+
+    converted: Count
+    rejected: Count
+    ignored: Count
+    shards: Count
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of the array, an element of its first axis."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+    def scanned(self) -> int:
+        """Number of paths that the source holds; all ids are less than that."""
+        return self.converted + self.rejected + self.ignored
+
+
+class ArrayEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """Array in an index, as the file's header describes it.
+
+    Attributes:
+        dtype: dtype of the values, little-endian.
+        shape: shape of the array.
+        data_offsets: first byte behind the header, and the byte behind the last one.
+    """
+
+    dtype: Dtype
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
+    data_offsets: tuple[Count, Count]
+
+    def view(self, data: npt.NDArray[np.uint8]) -> Array:
+        """Show the array in `data`, the bytes behind the header."""
+        start, stop = self.data_offsets
+        return data[start:stop].view(_DTYPES[self.dtype]).reshape(self.shape)
+
+    def lies_in(self, data_bytes: int) -> bool:
+        """Whether `data_bytes` behind the header have room for an array of this shape at this place."""
+        start, stop = self.data_offsets
+        row_bytes = math.prod(self.shape[1:]) * _DTYPES[self.dtype].itemsize
+        # where there are no rows, the other sides must still be more than 0, and no larger than the file
+        has_rows_of_size = 0 < row_bytes <= data_bytes
+        return has_rows_of_size and stop - start == self.shape[0] * row_bytes and stop <= data_bytes
 
 
 def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
@@ -284,27 +323,24 @@ def write_index(folder: Path, index: SampleIndex, others: Mapping[str, Array]) -
         others: columns of shards, source, rejected and ignored pictures.
     """
     columns = {name: index[name] for name in index.names}
-    return write_arrays(folder / INDEX_NAME, {**column_arrays(columns), **others})
+    return write_arrays(folder, {**column_arrays(columns), **others})
 
 
-def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
-    """Write a file of these columns, in the form of an index, to `path`."""
-    header, data_bytes = {}, 0
+def write_arrays(folder: Path, columns: Mapping[str, Array]) -> IndexEntry:
+    """Write an index of these columns into `folder`."""
+    header: dict[str, ArrayEntry] = {}
+    data_bytes = 0
     # the widest dtypes first, so that each array is aligned
     names = sorted(columns, key=lambda name: (-columns[name].itemsize, name))
     for name in names:
         array = columns[name]
         begin, data_bytes = data_bytes, data_bytes + array.nbytes
-        header[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": array.shape,
-            "data_offsets": [begin, data_bytes],
-        }
-    text = json.dumps(header).encode()
+        header[name] = ArrayEntry(_NAMES[array.dtype], array.shape, (begin, data_bytes))
+    text = encode(header)
     text += b" " * (-len(text) % 8)
     header_content = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     checksums, crc = {}, google_crc32c.value(header_content)
-    with atomic_write(path) as file:
+    with atomic_write(folder / INDEX_NAME) as file:
         file.write(header_content)
         for name in names:
             part = np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8)
@@ -312,7 +348,7 @@ def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
             file.write(part.data)
             crc = google_crc32c.extend(crc, part)
     return IndexEntry(
-        path.name,
+        INDEX_NAME,
         len(header_content) + data_bytes,
         f"{crc:08x}",
         header=f"{checksum_of(header_content):016x}",
@@ -321,11 +357,11 @@ def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
 
 
 class MappedIndex(NamedTuple):
-    """Mapped index file: its path, its bytes, uint8 [bytes], and name -> place of each column."""
+    """Mapped index file: its path, the bytes behind its header, uint8 [bytes], and its arrays by name."""
 
     path: Path
-    content: npt.NDArray[np.uint8]
-    places: dict[str, ArrayPlace]
+    data: npt.NDArray[np.uint8]
+    arrays: dict[str, ArrayEntry]
 
 
 class IndexFile:
@@ -352,8 +388,7 @@ class IndexFile:
     @cached_property
     def _mapped(self) -> MappedIndex:
         with self._local_file(self._entry) as path:
-            content = _map_file(path, self._entry)
-            return MappedIndex(path, content, _read_header(path, content, self._entry))
+            return _read_header(path, _map_file(path, self._entry), self._entry)
 
     @property
     def path(self) -> Path:
@@ -361,9 +396,9 @@ class IndexFile:
         return self._mapped.path
 
     @property
-    def places(self) -> dict[str, ArrayPlace]:
-        """Places of all columns, by name."""
-        return self._mapped.places
+    def arrays(self) -> dict[str, ArrayEntry]:
+        """Dtypes, shapes and places of all arrays, by name."""
+        return self._mapped.arrays
 
     def read(self, name: str) -> Array:
         """Read the array of this name.
@@ -371,14 +406,11 @@ class IndexFile:
         Raises:
             IndexFileError: the array has changed since it was written.
         """
-        path, content, places = self._mapped
-        place = places[name]
-        part = content[place.start : place.start + place.shape[0] * place.row_bytes]
-        if name not in self._entry.columns:
-            raise damaged_index_error(path, f"column {name} has no checksum")
-        if f"{checksum_of(part):016x}" != self._entry.columns[name]:
+        path, data, arrays = self._mapped
+        array = arrays[name].view(data)
+        if f"{checksum_of(array.reshape(-1).view(np.uint8)):016x}" != self._entry.columns.get(name):
             raise damaged_index_error(path, f"column {name} does not match its checksum")
-        return part.view(place.dtype).reshape(place.shape)
+        return array
 
     def read_column(self, name: str) -> Column:
         """Read the column of this name: its values and, if samples have any number of them, their ends.
@@ -387,7 +419,7 @@ class IndexFile:
             IndexFileError: the column has changed since it was written.
         """
         values = self.read(name)
-        if f"{ENDS}{name}" not in self.places:
+        if f"{ENDS}{name}" not in self.arrays:
             return Column(values)
         ends = self.read(f"{ENDS}{name}")
         if len(ends) and (ends[0] < 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > len(values)):
@@ -409,7 +441,7 @@ class SampleColumns(Mapping[str, Column]):
         return SampleColumns, (self._file, self._limits)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._file.places if not name.startswith((ENDS, *_OTHER_PREFIXES)))
+        return (name for name in self._file.arrays if not name.startswith((ENDS, *_OTHER_PREFIXES)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -473,15 +505,18 @@ def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, s
     return arrays
 
 
-def read_rejected(file: IndexFile) -> tuple[Rejected, ...]:
+def read_rejected(file: IndexFile, scanned: int) -> tuple[Rejected, ...]:
     """Read the rejected pictures from an index.
 
     Raises:
-        IndexFileError: a column has changed since it was written, or is no text.
+        IndexFileError: a column has changed since it was written, or is no text, or has an id that is not
+            less than `scanned`.
     """
-    ids = file.read("rejected:ids").tolist() if "rejected:ids" in file.places else ()
     pairs = _read_paths_and_reasons(file, "rejected")
-    return tuple(Rejected(path, reason, id) for (path, reason), id in zip(pairs, ids, strict=True))
+    ids = file.read("rejected:ids").tolist() if pairs else []
+    if any(not 0 <= id_ < scanned for id_ in ids):
+        raise damaged_index_error(file.path, f"a rejected picture has no id from 0 to {scanned:,}")
+    return tuple(Rejected(path, reason, id_) for (path, reason), id_ in zip(pairs, ids, strict=True))
 
 
 def read_ignored(file: IndexFile) -> tuple[tuple[str, str], ...]:
@@ -514,7 +549,7 @@ def _path_and_reason_arrays(section: str, pairs: Sequence[tuple[str, str]]) -> d
 
 
 def _read_paths_and_reasons(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
-    if f"{section}:paths" not in file.places:
+    if f"{section}:paths" not in file.arrays:
         return ()
     columns = [file.read_column(f"{section}:{name}") for name in ("paths", "reasons")]
     try:
@@ -525,27 +560,6 @@ def _read_paths_and_reasons(file: IndexFile, section: str) -> tuple[tuple[str, s
     except UnicodeDecodeError as error:
         raise damaged_index_error(file.path, f"{section}: {error}") from error
     return tuple(zip(paths, reasons, strict=True))
-
-
-def parse_header(header: bytes, file_bytes: int) -> dict[str, ArrayPlace]:
-    """Parse the header of a file of `file_bytes`: name -> place of each array.
-
-    Raises:
-        ValueError: an array lies outside of the file, or the header has another form.
-    """
-    places = {}
-    for name, entry in json.loads(header[_LENGTH_BYTES:]).items():
-        shape, (start, stop) = entry["shape"], entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError(f"column {name!r:.99} has shape {shape!r:.99} from {start!r:.99} on")
-        place = ArrayPlace(_DTYPES[entry["dtype"]], tuple(shape), len(header) + start)
-        has_size_of_shape = bool(shape) and stop - start == shape[0] * place.row_bytes
-        # where there are no rows, the other sides must still be more than 0, and no larger than the file
-        has_valid_rows = 0 < place.row_bytes <= file_bytes
-        if not has_size_of_shape or not has_valid_rows or len(header) + stop > file_bytes:
-            raise ValueError(f"column {name!r:.99} of shape {shape!r:.99} does not lie in its file")
-        places[name] = place
-    return places
 
 
 def _map_file(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
@@ -569,14 +583,111 @@ def _map_file(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
         raise DatasetError(f"cannot be read ({reason})", path=path, remedy=READ_REMEDY) from error
 
 
-def _read_header(path: Path, content: npt.NDArray[np.uint8], entry: IndexEntry) -> dict[str, ArrayPlace]:
+def _read_header(path: Path, content: npt.NDArray[np.uint8], entry: IndexEntry) -> MappedIndex:
+    """Read the header of a mapped index; IndexFileError unless each of its arrays lies in the file."""
     header_bytes = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
     if not _LENGTH_BYTES < header_bytes <= min(len(content), _MAX_HEADER_BYTES):
         raise damaged_index_error(path, "it has no header")
     header = content[:header_bytes].tobytes()
     if f"{checksum_of(header):016x}" != entry.header:
         raise damaged_index_error(path, "its header does not match its checksum")
-    try:
-        return parse_header(header, len(content))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise damaged_index_error(path, f"its header: {str(error)[:_MAX_QUOTE]}") from error
+    arrays = decode(
+        header[_LENGTH_BYTES:], dict[str, ArrayEntry], path=path, error=IndexFileError, remedy=CONVERT_AGAIN
+    )
+    data = content[header_bytes:]
+    for name, array in arrays.items():
+        if not array.lies_in(len(data)):
+            raise damaged_index_error(path, f"column {name!r:.99} of {array.shape} does not lie in its file")
+    return MappedIndex(path, data, arrays)
+
+
+_Form: TypeAlias = tuple[type[np.generic], tuple[int | None, ...]]
+"""Dtype and shape of a column; None stands for any length."""
+
+
+def check_columns(
+    file: IndexFile, counts: Counts, target: Target, fields: Mapping[str, Kind], *, files: int, varying: bool
+) -> None:
+    """Check that an index has the columns that its manifest requires, in their dtypes and shapes.
+
+    Args:
+        counts, target, fields: from the manifest.
+        files: number of files of each shard.
+        varying: whether the stored pictures have sizes of their own.
+
+    Raises:
+        IndexFileError: a column is missing, of another form, or there is one more.
+    """
+    forms = _column_forms(counts, files, varying=varying)
+    kinds: dict[str, tuple[str, ...]] = {f"{VALUE}{name}": (kind,) for name, kind in fields.items()}
+    if target == "classes":
+        kinds["targets"] = ("ragged",)
+        forms["targets"] = np.int64, (None,)
+    elif target == "number":
+        kinds["targets"] = ("int", "float", "vector")
+    for name, allowed_kinds in kinds.items():
+        array, has_ends = file.arrays.get(name), f"{ENDS}{name}" in file.arrays
+        kind = "no column" if array is None else _kind(array, has_ends=has_ends)
+        if array is None or kind not in allowed_kinds:
+            raise damaged_index_error(file.path, f"{name!r:.99} is {kind}, expected {allowed_kinds}")
+        rows = None if has_ends else counts.converted
+        forms.setdefault(name, (_DTYPES[array.dtype].type, (rows, *array.shape[1:])))
+        if has_ends:
+            forms[f"{ENDS}{name}"] = np.int64, (counts.converted,)
+    if unlike := sorted(forms.keys() ^ file.arrays.keys()):
+        problem = "missing" if unlike[0] in forms else "none of such an index"
+        raise damaged_index_error(file.path, f"column {unlike[0]!r:.99} is {problem}")
+    for name, (dtype, shape) in forms.items():
+        array = file.arrays[name]
+        sides = [side if length is None else length for side, length in zip(array.shape, shape, strict=False)]
+        if _DTYPES[array.dtype] != dtype or len(array.shape) != len(shape) or [*array.shape] != sides:
+            expected = f"expected {np.dtype(dtype)} {shape}"
+            raise damaged_index_error(
+                file.path, f"column {name!r:.99} is {array.dtype} {array.shape}, {expected}"
+            )
+
+
+def _column_forms(counts: Counts, files: int, *, varying: bool) -> dict[str, _Form]:
+    """Forms of the columns that an index has whatever its targets and fields are."""
+    samples, shards = counts.converted, counts.shards
+    pictures = samples + counts.rejected
+    forms: dict[str, _Form] = {
+        "ids": (np.int64, (samples,)),
+        "labels": (np.int64, (samples,)),
+        "source_sizes": (np.int32, (samples, 2)),
+        "checksums": (np.uint64, (samples,)),
+        **_text_forms("paths", samples),
+        "shard:splits": (np.int32, (shards,)),
+        "shard:numbers": (np.int64, (shards,)),
+        "shard:samples": (np.int64, (shards,)),
+        "shard:bytes": (np.int64, (shards, files)),
+        "shard:crc32c": (np.uint32, (shards, files)),
+        "source:modified_ns": (np.int64, (pictures,)),
+        "source:checksums": (np.uint64, (pictures,)),
+    }
+    if varying:
+        forms |= {"shapes": (np.int32, (samples, 2)), "shard:largest": (np.int32, (shards, 2))}
+    if counts.rejected:
+        forms["rejected:ids"] = np.int64, (counts.rejected,)
+    for part, count in (("rejected", counts.rejected), ("ignored", counts.ignored)):
+        if count:
+            forms |= _text_forms(f"{part}:paths", count) | _text_forms(f"{part}:reasons", count)
+    return forms
+
+
+def _text_forms(name: str, rows: int) -> dict[str, _Form]:
+    return {name: (np.uint8, (None,)), f"{ENDS}{name}": (np.int64, (rows,))}
+
+
+def _kind(array: ArrayEntry, *, has_ends: bool) -> str:
+    """Kind of a column, or what it is where it is of no kind."""
+    dimensions = len(array.shape)
+    if array.dtype == "U8" and has_ends and dimensions == 1:
+        return "text"
+    if array.dtype not in ("I64", "F64"):
+        return array.dtype
+    if has_ends:
+        return "ragged"
+    if dimensions == 2:
+        return "vector"
+    return "int" if array.dtype == "I64" else "float"

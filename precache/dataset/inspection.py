@@ -5,12 +5,13 @@ import csv
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -68,7 +69,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             }
             for split, counts in manifest.samples_per_class.items()
         },
-        "statistics": {split: asdict(statistics) for split, statistics in manifest.statistics.items()},
+        "statistics": msgspec.to_builtins(manifest.statistics),
         "shards": len(manifest.shards),
         "source": {"digest": manifest.source_digest, "options": manifest.source_options},
         "source_bytes": manifest.source_bytes,

@@ -20,12 +20,12 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from precache.dataset.bounds import max_pixels_bytes
 from precache.dataset.files import FileEntry
 from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged_index_error
 from precache.errors import SettingError
 from precache.formats import FORMATS, Format
 from precache.pictures.images import CHANNELS, MAX_KEPT_SIDE
+from precache.pictures.jpeg import MAX_EXPANSION
 from precache.pictures.sizes import sides
 from precache.recipe import SPLIT_NAME, Recipe
 
@@ -189,21 +189,31 @@ class ShardTable(Sequence[ShardEntry]):
         return ShardEntry(name, self.split_names[self.splits[position]], int(self.samples[position]), files)
 
 
-def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) -> ShardTable:
-    """Read the shards of a dataset of these splits, made by this recipe, from its index.
+def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe, samples: int) -> ShardTable:
+    """Read the shards of a dataset of these splits and so many samples, made by this recipe, from its index.
 
     Raises:
         IndexFileError: the index is damaged, or its values are out of range.
     """
     columns: dict[str, Any] = {name: file.read(f"{SHARD}{name}") for name in _COLUMNS}
-    if f"{SHARD}largest" in file.places:
+    if f"{SHARD}largest" in file.arrays:
         columns["largest"] = file.read(f"{SHARD}largest")
     table = ShardTable(split_names, file_suffixes(FORMATS[recipe.format]), **columns)
     try:
-        _check(table, file.places["ids"].shape[0], recipe)
+        _check(table, samples, recipe)
     except ValueError as error:
         raise damaged_index_error(file.path, str(error)) from error
     return table
+
+
+def max_pixels_bytes(shard_bytes: Ints, *, holds_pixels: bool) -> Ints:
+    """Compute the most bytes of pixels that shards of these sizes can hold, int64 [shards].
+
+    Args:
+        shard_bytes: int64 [shards], size of each shard's file in bytes.
+        holds_pixels: whether the shards hold pixels; else they hold JPEGs, which expand when decoded.
+    """
+    return shard_bytes if holds_pixels else np.minimum(shard_bytes, 1 << 48) * MAX_EXPANSION
 
 
 def _check(table: ShardTable, samples: int, recipe: Recipe) -> None:

@@ -7,10 +7,15 @@ that was resumed has the same statistics as one that ran through.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from precache.pictures.jpeg import Pixels
+from precache.storage.stored_json import Count
+
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 _BLOCK_ROWS = 64  # so few that their squares stay in the CPU's cache
 
@@ -59,8 +64,7 @@ class PixelSums:
 NO_PIXELS = PixelSums()
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
+class ChannelStatistics(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean and standard deviation over all pixels of a split.
 
     Attributes:
@@ -69,9 +73,9 @@ class ChannelStatistics:
         pixels: number of pixels.
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    pixels: int
+    mean: tuple[_Share, ...]
+    std: tuple[_Share, ...]
+    pixels: Count
 
     @classmethod
     def from_sums(cls, shards: Iterable[PixelSums]) -> "ChannelStatistics | None":

@@ -2,9 +2,12 @@
 
 A Struct says which fields there are, of which types and in which ranges (as `Count`), and `__post_init__`
 what holds between them. So what is read has been checked: no code looks at it as plain values.
-Text must be Unicode: names of files that are not go in as `bytes`, which JSON has as base64.
+
+A text that is no Unicode, as the name of a file may be, is written with escapes like `\\udcff`. msgspec takes
+none of them, so the standard library writes and reads a file that has some.
 """
 
+import json
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -23,11 +26,11 @@ def encode(value: Any, *, indent: int = 0) -> bytes:
 
     Args:
         indent: spaces of each level, for files that people read; 0: all in one line.
-
-    Raises:
-        UnicodeEncodeError: a text is not Unicode.
     """
-    raw = msgspec.json.encode(value)
+    try:
+        raw = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return f"{json.dumps(msgspec.to_builtins(value), indent=indent or None)}\n".encode()
     return (msgspec.json.format(raw, indent=indent) if indent else raw) + b"\n"
 
 
@@ -52,7 +55,9 @@ def decode(
         PrecacheError: these bytes are no such JSON; it is an `error`.
     """
     try:
+        if b"\\ud" in raw:
+            return msgspec.convert(json.loads(raw), kind)
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as cause:
         reason = str(cause)[:_MAX_QUOTE]
         raise error(f"is damaged, or not of this project ({reason})", path=path, remedy=remedy) from cause

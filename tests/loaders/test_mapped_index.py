@@ -4,19 +4,19 @@ import multiprocessing
 import pickle
 import shutil
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from loaders import ImageDataset
 from loaders.dataset import SplitData, open_split
 from loaders.read.integrity import SampleCheck
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import INDEX_NAME, SampleIndex, write_index
+from precache.dataset.index import INDEX_NAME, Counts, SampleIndex, write_index
 from precache.dataset.manifest import write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError
@@ -46,11 +46,11 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "checksums": Column(np.zeros(SAMPLES, np.uint64)),
         "paths": Column(np.tile(np.frombuffer(b"1.jpg", np.uint8), SAMPLES), 5 * (ids + 1)),
     }
-    empty = np.empty(0, np.int64)
-    source = {"source:modified_ns": empty, "source:checksums": empty.astype(np.uint64)}
+    source = {"source:modified_ns": ids, "source:checksums": ids.astype(np.uint64)}
     index = write_index(path, SampleIndex(columns), {**table.arrays(), **source})
     classes = {"classes": ("even", "odd"), "samples_per_class": {"train": (SAMPLES // 2,) * 2}}
-    write_manifest(path, replace(manifest, shards=table, index=index, scanned=SAMPLES, **classes))
+    counts = Counts(SAMPLES, 0, 0, SHARDS)
+    write_manifest(path, replace(manifest, counts=counts, shards=table, index=index, **classes))
     return path
 
 

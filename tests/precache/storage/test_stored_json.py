@@ -24,16 +24,18 @@ class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 RIGHT = Counted(rows=3, names=("a", "ä"), raw=b"\xff\0")
+OTHER_TEXTS = Counted(rows=3, names=("\udcff", "\U0001f600", "\\ud"), raw=b"\xff\0")
 
 
 def read(raw: bytes) -> Counted:
     return decode(raw, Counted, path="somewhere/x.json", remedy="do this")
 
 
+@pytest.mark.parametrize("value", [RIGHT, OTHER_TEXTS])
 @pytest.mark.parametrize("indent", [0, 1])
-def test_values_are_read_as_they_were_written(indent: int) -> None:
-    raw = encode(RIGHT, indent=indent)
-    assert read(raw) == RIGHT
+def test_values_are_read_as_they_were_written(indent: int, value: Counted) -> None:
+    raw = encode(value, indent=indent)
+    assert read(raw) == value
     assert encode(read(raw), indent=indent) == raw
     assert raw.endswith(b"}\n")
     assert (b"\n " in raw) == bool(indent)
@@ -58,7 +60,10 @@ def test_values_are_read_as_they_were_written(indent: int) -> None:
         b'{"names": ["a"]}',
         b'{"rows": 1, "names": "a"}',
         b'{"rows": 1, "names": ["\xff"]}',
-        b'{"rows": 1, "names": ["\\ud800"]}',
+        b'{"rows": -1, "names": ["\\ud800"]}',
+        b'{"rows": 1, "names": ["\\ud800"',
+        b'{"rows": NaN, "names": ["\\ud800"]}',
+        b'{"names": ["\\ud800"], "other": ' + b"[" * 100_000,
         b'{"raw": "*"}',
         b'{"other": 1}',
         b'{"names": ' + b"[" * 100_000,
@@ -75,10 +80,10 @@ def test_what_was_not_written_is_refused_in_one_line(raw: bytes) -> None:
     assert len(str(refused.value)) < 400
 
 
-@given(st.integers(0, len(encode(RIGHT)) - 1), st.integers(0, 255))
-def test_a_changed_byte_is_read_or_refused(position: int, value: int) -> None:
-    raw = bytearray(encode(RIGHT))
-    raw[position] = value
+@given(st.sampled_from((RIGHT, OTHER_TEXTS)), st.integers(0), st.integers(0, 255))
+def test_a_changed_byte_is_read_or_refused(value: Counted, position: int, byte: int) -> None:
+    raw = bytearray(encode(value))
+    raw[position % len(raw)] = byte
     with suppress(DatasetError):
         assert isinstance(read(bytes(raw)), Counted)
 

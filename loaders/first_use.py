@@ -6,7 +6,6 @@ those that wait goes on.
 """
 
 import logging
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -51,11 +50,6 @@ def convert_on_first_use(
     path = local_path(path)
     if is_converted(path):
         raise SettingError(f"precache {folder}: {path} is converted already", remedy="leave precache out")
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for its parent
-        raise SettingError(
-            "precache: a worker process of the conversion runs the program again, from its top",
-            remedy="put what it does below 'if __name__ == \"__main__\":'",
-        )
     folder = local_path(folder)
     flags = [recipe.to_flags(), *depth_flags(1 if class_depth is None else class_depth)]
     options: dict[str, Any] = {"class_depth": class_depth}

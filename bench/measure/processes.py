@@ -1,6 +1,7 @@
 """Functions and commands run in a process of their own, where nothing is left of other trials."""
 
 import multiprocessing
+import os
 import pickle
 import signal
 import subprocess
@@ -14,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 from bench.measure.child import Outcome, run_and_send
-from precache.engines.processes import set_environment
 from precache.errors import SettingError, WorkerError
 from precache.packages import child_environment
 
@@ -47,7 +47,7 @@ def run_in_process(function: Callable[..., T], *arguments: object) -> T:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_and_send, args=(sender, pickle.dumps((function, arguments))))
     try:
-        with set_environment(**child_environment()):
+        with _set_environment(**child_environment()):
             process.start()
     except (EOFError, OSError) as error:
         raise WorkerError(
@@ -71,6 +71,21 @@ def run_in_process(function: Callable[..., T], *arguments: object) -> T:
     if isinstance(raised, (Exception, KeyboardInterrupt)):
         raise raised
     raise WorkerError(f"the process of a trial ended: {type(raised).__name__}: {raised}")
+
+
+@contextmanager
+def _set_environment(**variables: str) -> Iterator[None]:
+    """Set environment variables during the block, for the processes that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _describe_exit(code: int) -> str:

@@ -152,7 +152,7 @@ def _fill_standard_descriptors() -> None:
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-    monitor_interval = 0  # no monitor thread: it only refreshes the bar, and prevents forks
+    monitor_interval = 0  # no monitor thread: it only refreshes the bar
 
 
 class ProgressBar:

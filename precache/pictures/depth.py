@@ -19,8 +19,18 @@ _LOGGER = logging.getLogger(__name__)
 _FULL_BITS = 16
 _DARK_BITS = 14  # if no value has more bits, the picture has less than a quarter of the brightness
 _TIFF_BITS, _TIFF_MAXIMA = 258, (281, 341)  # BitsPerSample; MaxSampleValue, SMaxSampleValue
-# 1 once the user was warned; shared with the worker processes, which are forks
+# 1 once the user was warned; shared with processes that are forks
 _warned = mmap.mmap(-1, 1)
+
+
+def _is_first(record: logging.LogRecord) -> bool:
+    """Let one warning pass, whether it is of this process or comes from a worker of it."""
+    is_first = not _warned[0]
+    _warned[0] = 1
+    return is_first
+
+
+_LOGGER.addFilter(_is_first)
 
 
 def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: str) -> Image.Image:
@@ -82,8 +92,7 @@ def _is_deep_colour(image: Image.Image, data: bytes) -> bool:
 
 def _warn_if_dark(top: int, path: str, remedy: str) -> None:
     """Warn, once, that a file of 16 bits whose greatest value is `top` may use fewer bits."""
-    if 0 < top < 1 << _DARK_BITS and not _warned[0]:
-        _warned[0] = 1
+    if 0 < top < 1 << _DARK_BITS:
         _LOGGER.warning(
             "%r: its values have 16 bits, but none is above %s of 65,535, so it becomes nearly black; if "
             "such files hold fewer bits, %s. Others like it are not reported",

@@ -1,7 +1,8 @@
 /* Counts the calls of a process that touch files below a folder, and spoils one of them.
 
    Loaded with LD_PRELOAD; it does nothing until `faults_arm` is called, after a fork, in the process to be
-   attacked. What that process forks is attacked along with it: all count in one shared page.
+   attacked. What that process starts is attacked along with it, if the variable FAULTS_SHARED names the file
+   of `faults_share`: all count in one shared page.
    io_uring, aio and direct system calls go past it. */
 
 #define _GNU_SOURCE
@@ -14,6 +15,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -32,30 +34,39 @@ struct shared {
     atomic_long struck;
     char call[32];
     char path[512];
+    int scope, changing_only, action, number, persistent;
+    long nth;
+    char prefix[2][512]; /* of DST, of SRC */
 };
 
 static struct shared *shared;
-static int armed, scope, changing_only, action, number, persistent;
-static long nth;
-static char prefix[2][512]; /* of DST, of SRC */
+static int armed;
 static unsigned char kinds[FILES];
 
-struct shared *faults_share(void) {
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return shared;
+struct shared *faults_share(const char *file) {
+    int fd = open(file, O_RDWR);
+    if (fd < 0 || ftruncate(fd, sizeof *shared) != 0) return NULL;
+    void *page = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return shared = page == MAP_FAILED ? NULL : page;
+}
+
+__attribute__((constructor)) static void join(void) {
+    const char *file = getenv("FAULTS_SHARED");
+    armed = file != NULL && faults_share(file) != NULL;
 }
 
 void faults_arm(const char *dst, const char *src, int in_scope, int only_changes, long strike, int what,
                 int error, int for_good) {
-    snprintf(prefix[0], sizeof prefix[0], "%s", dst);
-    snprintf(prefix[1], sizeof prefix[1], "%s", src);
-    scope = in_scope;
-    changing_only = only_changes;
-    nth = strike;
-    action = what;
-    number = error;
-    persistent = for_good;
-    armed = shared != NULL;
+    snprintf(shared->prefix[0], sizeof shared->prefix[0], "%s", dst);
+    snprintf(shared->prefix[1], sizeof shared->prefix[1], "%s", src);
+    shared->scope = in_scope;
+    shared->changing_only = only_changes;
+    shared->nth = strike;
+    shared->action = what;
+    shared->number = error;
+    shared->persistent = for_good;
+    armed = 1;
 }
 
 static int below(const char *path, const char *folder) {
@@ -74,7 +85,7 @@ static int kind_of(int folder, const char *path) {
         snprintf(whole, sizeof whole, "%s/%s", working, path);
         path = whole;
     }
-    return below(path, prefix[0]) ? DST : below(path, prefix[1]) ? SRC : 0;
+    return below(path, shared->prefix[0]) ? DST : below(path, shared->prefix[1]) ? SRC : 0;
 }
 
 static void remember(int fd, int kind) {
@@ -83,9 +94,9 @@ static void remember(int fd, int kind) {
 
 /* Whether this call is the one: kills, or returns the action to be done by the caller. */
 static int strike(int kind, int changes, const char *call, const char *path, int fd) {
-    if (!armed || !(kind & scope) || (changing_only && !changes)) return COUNT;
+    if (!armed || !(kind & shared->scope) || (shared->changing_only && !changes)) return COUNT;
     long count = atomic_fetch_add(&shared->count, 1) + 1;
-    if (action == COUNT || (persistent ? count < nth : count != nth)) return COUNT;
+    if (shared->action == COUNT || (shared->persistent ? count < shared->nth : count != shared->nth)) return COUNT;
     if (atomic_fetch_add(&shared->struck, 1) == 0) {
         snprintf(shared->call, sizeof shared->call, "%s", call);
         snprintf(shared->path, sizeof shared->path, "%s", path);
@@ -96,11 +107,11 @@ static int strike(int kind, int changes, const char *call, const char *path, int
             shared->path[n < 0 ? 0 : n] = 0;
         }
     }
-    if (action == KILL_GROUP) kill(0, SIGKILL);
-    if (action == KILL_SELF) kill(getpid(), SIGKILL);
-    if (action <= KILL_SELF) for (;;) pause();
-    errno = number;
-    return action;
+    if (shared->action == KILL_GROUP) kill(0, SIGKILL);
+    if (shared->action == KILL_SELF) kill(getpid(), SIGKILL);
+    if (shared->action <= KILL_SELF) for (;;) pause();
+    errno = shared->number;
+    return shared->action;
 }
 
 #define REAL(name) \
@@ -138,7 +149,7 @@ int close(int fd) {
     if (!kind) return real(fd);
     kinds[fd] = 0;
     int spoilt = FAILS_AT(kind, 0, fd), result = real(fd); /* as NFS: closed, and what was written is lost */
-    if (spoilt) errno = number;
+    if (spoilt) errno = shared->number;
     return spoilt ? -1 : result;
 }
 

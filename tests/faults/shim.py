@@ -1,6 +1,7 @@
 """Compile `shim.c`, which intercepts system calls, and control it in the processes that are attacked."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -70,11 +71,14 @@ class Shim:
     def __init__(self, destination: Path, source: Path) -> None:
         self._library = ctypes.CDLL(None)
         self._library.faults_share.restype = ctypes.POINTER(_Shared)
-        self._shared = self._library.faults_share().contents
+        # memory that processes find by this path as long as this one lives
+        self._file = f"/proc/{os.getpid()}/fd/{os.memfd_create('faults')}"
+        self._shared = self._library.faults_share(self._file.encode()).contents
         self._folders = (str(destination).encode(), str(source).encode())
 
     def activate(self, strike: Strike) -> None:
-        """Attack this process, and processes that it forks, from now on."""
+        """Attack this process, and processes that it starts, from now on."""
+        os.environ["FAULTS_SHARED"] = self._file
         changes = strike.changes or strike.action in (KILL_GROUP, KILL_SELF, TORN, SHORT)
         self._library.faults_arm(
             *self._folders,

@@ -299,17 +299,3 @@ def test_what_cannot_be_converted_on_first_use_is_refused(
     with pytest.raises(SettingError, match="precache"):
         loaders.build(tree, recipe=Recipe(format="shards"))
     assert not folder.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_program_without_a_main_block_ends_with_an_error(tree: Path, folder: Path, tmp_path: Path) -> None:
-    """Its worker processes run it from the top; they must not wait for it."""
-    script = tmp_path / "train.py"
-    script.write_text(f"import loaders\nloaders.build({str(tree)!r}, precache={str(folder)!r})\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = subprocess.run(
-        [sys.executable, script], env=environment, stderr=subprocess.PIPE, text=True, check=False
-    )
-    assert program.returncode != 0
-    assert 'if __name__ == "__main__":' in program.stderr

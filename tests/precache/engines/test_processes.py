@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from precache import convert, engines
+from precache.engines import processes
 from precache.errors import SettingError, WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.storage.locks import hold_lock
@@ -27,11 +28,7 @@ def run(function: Callable[..., Any], *tasks: Any, workers: int = 1, **settings:
     return list(engines.run(function, tasks, workers, lambda units: None, **settings))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: method == "fork")
+def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done() -> None:
     deadly_tasks = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
     counts: list[int] = []
     results = dict(engines.run(tasks.do, deadly_tasks, 2, counts.append))
@@ -50,8 +47,9 @@ def test_a_task_whose_workers_keep_dying_is_an_error_that_names_it(tmp_path: Pat
 
 
 def test_a_worker_that_may_start_no_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
-    with no_more_threads(), pytest.raises(WorkerError, check=lambda error: "ulimit -u" in error.remedy):
+    limit = "import threading; threading.stack_size(1 << 47)  # more than there is\n"
+    monkeypatch.setattr(processes, "_PROGRAM", limit + processes._PROGRAM)
+    with pytest.raises(WorkerError, check=lambda error: "ulimit -u" in error.remedy):
         run(tasks.do, Deadly("7"))
 
 
@@ -81,20 +79,17 @@ PARENT = """
 import sys
 from pathlib import Path
 from precache import engines
-from precache.engines import processes
 from tests.precache import tasks
 
-processes._may_fork = lambda: sys.argv[1] == "fork"
-paths = [Path(path) for path in sys.argv[2:]]
+paths = [Path(path) for path in sys.argv[1:]]
 list(engines.run(tasks.note_process, paths, len(paths), print, finish=tasks.sleep))
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_end_with_their_parent_and_not_by_ctrl_c(method: str, tmp_path: Path) -> None:
+def test_workers_end_with_their_parent_and_not_by_ctrl_c(tmp_path: Path) -> None:
     """The workers are in `finish`, which nothing interrupts."""
     notes = [tmp_path / "1", tmp_path / "2"]
-    with subprocess.Popen([sys.executable, "-c", PARENT, method, *notes], cwd=ROOT) as parent:
+    with subprocess.Popen([sys.executable, "-c", PARENT, *notes], cwd=ROOT) as parent:
         wait_until(
             lambda: all(note.exists() and note.read_text() for note in notes) or parent.poll() is not None
         )

@@ -133,7 +133,6 @@ class Numbered(Reopening):
         return super().__getitem__(row)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [
@@ -145,10 +144,8 @@ class Numbered(Reopening):
     ],
 )
 def test_a_dataset_with_an_open_file_is_read_by_workers_or_refused(
-    kind: type[Zipped], remedy: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Zipped], remedy: str, tmp_path: Path
 ) -> None:
-    """A fork would share the place in the file with the other workers."""
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: method == "fork")
     with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as file:
         for row in range(20):
             content = io.BytesIO()

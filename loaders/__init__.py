@@ -20,7 +20,6 @@ try:
     from loaders.batch import Batch
     from loaders.build import build
     from loaders.loader import Loader
-    from loaders.read import BACKENDS, READS
     from loaders.settings import Ranks, Reading, Sampling, Serving
 
     if find_spec("torchvision") is None:
@@ -30,8 +29,6 @@ except ImportError as error:
     raise
 
 __all__ = [
-    "BACKENDS",
-    "READS",
     "Batch",
     "ImageDataset",
     "Loader",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.candidates import choose_candidates
-from loaders import BACKENDS
+from loaders.read import BACKENDS
 from precache import convert, verify
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import loaders
+import loaders.read
 from bench.measure import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.dataset.converted import open_dataset
@@ -20,9 +20,9 @@ from precache.errors import DatasetError, SettingError, SourceError, check_choic
 from precache.storage.staging import temporary_folder
 from precache.storage.urls import Location
 
-CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
+CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.read.BACKENDS.keys() - {"pytorch"}))
 """Names for --backend, in the order of the table: torchvision's ImageFolder, then backends of `loaders`."""
-READS = {**loaders.READS, imagefolder.NAME: (RAW,)}
+READS = {**loaders.read.READS, imagefolder.NAME: (RAW,)}
 """Kinds of data that each backend reads, the kind that it is made for first."""
 Rows: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ascending positions of samples in a split."""

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-import loaders
+import loaders.read
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import Candidate, local_folder, open_candidates
@@ -72,7 +72,7 @@ def compare_ranks(
     opened, skipped = open_candidates(candidates)
     usable = []
     for candidate in opened:
-        if candidate.backend in loaders.BACKENDS:
+        if candidate.backend in loaders.read.BACKENDS:
             usable.append(candidate)
         else:
             skipped[candidate.label] = "it does not share samples out among ranks"

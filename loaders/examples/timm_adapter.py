@@ -28,8 +28,7 @@ from timm.data.random_erasing import RandomErasing
 
 import loaders
 from loaders.examples import common
-from loaders.settings import CROP_RATIO
-from precache.errors import SettingError
+from precache import SettingError
 
 UNSUPPORTED_OPTIONS = {
     "vflip": "--vflip",
@@ -147,7 +146,7 @@ def create_loader(
         seed=dataset.seed,
         dtype=others.get("img_dtype") or torch.float32,
         normalize=(others["mean"], others["std"]),
-        serving=loaders.Serving(crop_ratio=others.get("crop_pct") or CROP_RATIO),
+        serving=loaders.Serving(crop_ratio=others.get("crop_pct") or loaders.Serving().crop_ratio),
         sampling=loaders.Sampling(last="drop" if is_training else "partial"),
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )

@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from loaders.batch import Batch
+from loaders import Batch
 from loaders.examples import common
 from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
-from loaders.settings import read_launcher
-from precache.errors import SettingError
+from precache import SettingError
 
 LossAndScores: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Loss of a batch, a scalar, and the model's scores, float [n, classes]."""
@@ -210,8 +209,8 @@ def fit(
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """Train on this process's device, with the other ranks that torchrun started; return the exit code."""
     if args.device == "cuda":
-        args.device = f"cuda:{read_launcher('LOCAL_RANK', 0, minimum=0)}"
-    if read_launcher("RANK", -1, minimum=0) >= 0:  # started by torchrun
+        args.device = f"cuda:{common.read_launcher('LOCAL_RANK', 0, minimum=0)}"
+    if common.read_launcher("RANK", -1, minimum=0) >= 0:  # started by torchrun
         dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
 

@@ -16,10 +16,9 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 
-from loaders.batch import Batch
+from loaders import Batch
 from loaders.examples import common
 from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
-from loaders.settings import count_local_ranks, read_launcher
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
@@ -104,8 +103,8 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     checkpoint = common.read_checkpoint(path, args)
     trainer = lightning.Trainer(
         accelerator="cpu" if args.device == "cpu" else "cuda",
-        devices=count_local_ranks(),
-        num_nodes=read_launcher("GROUP_WORLD_SIZE", 1),
+        devices=common.read_launcher("LOCAL_WORLD_SIZE", 1),
+        num_nodes=common.read_launcher("GROUP_WORLD_SIZE", 1),
         max_epochs=args.epochs,
         precision="bf16-mixed" if args.bf16 else "32-true",
         logger=False,

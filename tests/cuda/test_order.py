@@ -15,7 +15,7 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.device import Lane, upload
-from loaders.read import decoding
+from loaders.read import BACKENDS, decoding
 from loaders.settings import LoaderSpec
 from precache import Recipe, convert
 from precache.example_data.sample_tree import make_sample
@@ -80,7 +80,7 @@ class OnDevice(decoding.ThreadsReader):
 
 @pytest.fixture(autouse=True)
 def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loaders.BACKENDS, "dali", OnDevice)
+    monkeypatch.setitem(BACKENDS, "dali", OnDevice)
 
 
 Parts = list[tuple[torch.Tensor, ...]]

@@ -328,7 +328,7 @@ def crop_into(
             left, top, width, height = box
             if crop is not None:
                 space[:] = crop
-            elif not isinstance(left, int):
+            elif not isinstance(left, (int, np.integer)):
                 space[:] = _resized_part(picture, box, space.shape[:2])
             else:
                 inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]

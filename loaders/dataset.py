@@ -42,7 +42,6 @@ from precache.errors import (
     similar_name,
 )
 from precache.formats import FORMATS, StoredSample
-from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS
 from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.pictures.reading import read_with_retries
@@ -779,9 +778,9 @@ class ShardPart:
         """Return first byte and number of bytes of each range to fetch, those of the samples first."""
         sample_ranges = self._sample_ranges()
         ranges: list[tuple[int, int]] = sample_ranges[self.rows].tolist()
-        if self.whole.kind == "shards":
-            end = int(sample_ranges[-1].sum())
-            ranges += [(0, DATA_START), (end, int(self.whole.shard_bytes[self.number]) - end)]
+        if FORMATS[self.whole.kind].place_samples is not None:  # the index is within the shard
+            start, end = int(sample_ranges[0, 0]), int(sample_ranges[-1].sum())
+            ranges += [(0, start), (end, int(self.whole.shard_bytes[self.number]) - end)]
         return ranges
 
     def is_right(self, number: int, content: bytes) -> bool:
@@ -811,11 +810,11 @@ class ShardPart:
 
     def _sample_ranges(self) -> Ints:
         """Return first byte and number of bytes of each sample of the shard, int64 [samples, 2]."""
-        if self.whole.kind != "shards":
-            return FORMATS[self.whole.kind].find_samples(Path(self.whole.files[self.number]))
+        form = FORMATS[self.whole.kind]
+        if form.place_samples is None:
+            return form.find_samples(Path(self.whole.files[self.number]))
         shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
-        sizes = shapes.prod(axis=1) * self.whole.channels
-        return np.stack((picture_starts(shapes, self.whole.channels), sizes), axis=1)
+        return form.place_samples(shapes, self.whole.channels)
 
 
 def fetch_in_parts(data: SplitData, weights: Weights | None) -> SplitData:
@@ -824,7 +823,7 @@ def fetch_in_parts(data: SplitData, weights: Weights | None) -> SplitData:
     Args:
         weights: float64 [n], relative probability of each sample in an epoch; None: each comes once.
     """
-    if data.download_cache is None:
+    if data.download_cache is None or not FORMATS[data.kind].has_byte_ranges:
         return data
     if weights is None and data.chosen is None:  # every shard is needed whole
         return data

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
+from precache.formats import FORMATS
 from precache.pictures.images import (
     CHANNELS,
     FITS,
@@ -23,7 +24,6 @@ from precache.pictures.images import (
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import Size, check_size, sides, size_text
 
-FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
 DEFAULT_MAX_REJECTS = 0.01
 DEFAULT_SPLITS = "train=1"
@@ -86,7 +86,7 @@ class Recipe:
     channels: str = "rgb"
 
     def __post_init__(self) -> None:
-        check_choice("format", self.format, FORMAT_NAMES)
+        check_choice("format", self.format, FORMATS)
         object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         for name, low, high in (
             ("quality", 1, 100),
@@ -131,8 +131,8 @@ class Recipe:
     @property
     def unused_settings(self) -> dict[str, str]:
         """Settings that change nothing beside the others, each with the reason."""
-        if self.format == "shards":
-            return {"quality": "is of JPEGs, and format shards holds pixels"}
+        if FORMATS[self.format].holds_pixels:
+            return {"quality": f"is of JPEGs, and format {self.format} holds pixels"}
         return {}
 
     @property

@@ -33,7 +33,7 @@ def files(package: str) -> list[Path]:
 
 
 FLOORS = {
-    "precache": "errors | packages reporting | storage | pictures | recipe page | formats | dataset"
+    "precache": "errors | packages reporting | storage | pictures | formats page | recipe | dataset"
     " | sources | plan engines | example_data sharing | conversion | cli",
     "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
     " | concatenation first_use frameworks | image_dataset | loader | build | examples",

@@ -18,7 +18,8 @@ from precache.cli import commandline
 from precache.cli.commandline import LocalPath, combine_options
 from precache.cli.convert import DATA
 from precache.errors import SettingError, check_choice
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.formats import FORMATS
+from precache.recipe import Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.urls import source_path
@@ -88,7 +89,7 @@ def _parse_what_if(
 @click.option(
     "--format",
     "formats",
-    help=f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(_QUICK_FORMATS)}]",
+    help=f"all, or some of: {', '.join(FORMATS)}.  [default: {', '.join(_QUICK_FORMATS)}]",
 )
 @click.option(
     "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
@@ -117,7 +118,7 @@ def command(
     the commands that convert, and that measure what it brought.
     """
     size = trial_options["size"]
-    names = FORMAT_NAMES if thorough and formats is None else _choose_formats(formats)
+    names = tuple(FORMATS) if thorough and formats is None else _choose_formats(formats)
     stored_size = stored_size or default_stored_size(size)
     if size > stored_size:
         raise SettingError(f"size must be at most the stored size {stored_size}, got {size}")
@@ -140,9 +141,9 @@ def command(
 
 def _choose_formats(text: str | None) -> tuple[str, ...]:
     """Return the formats that `--format` names, 'all' for all of them; SettingError for an unknown one."""
-    names = FORMAT_NAMES if text == "all" else tuple(split_names(text or "")) or _QUICK_FORMATS
+    names = tuple(FORMATS) if text == "all" else tuple(split_names(text or "")) or _QUICK_FORMATS
     for name in names:
-        check_choice("format", name, FORMAT_NAMES)
+        check_choice("format", name, FORMATS)
     return names
 
 

@@ -30,8 +30,9 @@ from precache.conversion.shard_writer import ShardTask, finish_shard, write_shar
 from precache.dataset.index import checksum_of
 from precache.dataset.statistics import PixelSums
 from precache.engines import Ticks, available_cpus
+from precache.formats import FORMATS
 from precache.pictures import images, jpeg, reading
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.recipe import Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
@@ -82,7 +83,7 @@ def convert_by_library(name: str, scan: Scan, workers: int, python: str) -> dict
 
 @click.command(cls=commandline.Command)
 @click.argument("tree", type=click.Path(path_type=Path))
-@click.option("--format", "format_name", type=click.Choice(FORMAT_NAMES), default="shards", show_default=True)
+@click.option("--format", "format_name", type=click.Choice(FORMATS), default="shards", show_default=True)
 @click.option("--squares", is_flag=True, help=f"Store squares of {_SIDE} pixels, beside other libraries.")
 @click.option(
     "--peer-python", default=sys.executable, help="Python that has the libraries.  [default: this one]"

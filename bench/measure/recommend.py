@@ -46,8 +46,9 @@ from precache.errors import (
     WorkerError,
     check_choice,
 )
+from precache.formats import FORMATS
 from precache.pictures.kinds import decoder_remedy
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.recipe import Recipe
 from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
 from precache.storage.staging import temporary_folder
@@ -76,19 +77,19 @@ class Question:
     scan: Scan
     recipe: Recipe
     settings: Settings
-    formats: Sequence[str] = FORMAT_NAMES
+    formats: Sequence[str] = tuple(FORMATS)
     pictures: int = 200
     limit_s: float = math.inf
 
     def __post_init__(self) -> None:
         for name in self.formats:
-            check_choice("format", name, FORMAT_NAMES)
+            check_choice("format", name, FORMATS)
         check_fills_batch(self.settings.batch_size, train_images(self.scan))
 
     @property
     def loaders(self) -> list[str]:
         """Names of `bench.report.forecast.BACKENDS` to measure, today's first."""
-        return [TODAY_BACKEND, RAW_TREE, *(name for name in FORMAT_NAMES if name in self.formats)]
+        return [TODAY_BACKEND, RAW_TREE, *(name for name in FORMATS if name in self.formats)]
 
 
 def recommend(

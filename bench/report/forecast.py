@@ -21,6 +21,7 @@ from bench.report.loaders import FED, LOADER, TRAINER
 from bench.report.result import Row, Trial
 from bench.report.stats import Estimate, estimate
 from bench.report.verdict import RAW_TREE
+from precache.formats import FORMATS
 from precache.pictures.images import MAX_SIZE
 
 DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
@@ -32,9 +33,7 @@ AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 BACKENDS = {
     TODAY_BACKEND: TODAY_BACKEND,
     RAW_TREE: "pytorch",
-    "shards": "shards",
-    "webdataset": "webdataset",
-    "dali": "dali",
+    **{name: form.backend for name, form in FORMATS.items()},
 }
 """Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
 RISK = (
@@ -42,7 +41,7 @@ RISK = (
     "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
     "side no difference could be told."
 )
-_RANDOM_READS = (*AS_IT_IS, "shards")
+_RANDOM_READS = (*AS_IT_IS, *(name for name, form in FORMATS.items() if form.holds_pixels))
 """Loaders that read picture by picture in random order; the others read whole shards in a stream."""
 _CACHED_SHARE = 0.5  # share of the memory above which a data set does not stay in the page cache
 

@@ -18,6 +18,7 @@ from bench.report.spikes import analyse
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
 from bench.report.words import machine_line
+from precache.formats import FORMATS
 from precache.reporting import quantity
 
 LOADER, COLD, FED, STAGES = "loader", "cold", "fed", "stages"
@@ -25,7 +26,7 @@ TRAINER, TRANSFER = "trainer", "transfer"
 """Kinds of trials, `key["kind"]`."""
 NO_TRAINER = "none"
 QUESTION = "Does the trainer wait for data?"
-_DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
+_DECODERS = ("imagefolder", "pytorch", *(form.backend for form in FORMATS.values() if not form.holds_pixels))
 """Backends that decode JPEGs."""
 _DEFAULTS = {"shuffle": "auto", "cache": None, "compiled": False, "amp": "off"}
 

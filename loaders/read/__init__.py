@@ -11,7 +11,8 @@
     ray_reader   runs a backend on the nodes of a Ray cluster
 
 A backend is a function that opens a `Reader` over a split. If it needs an optional package that is not
-installed, it raises MissingDependencyError, which has the install command.
+installed, it raises MissingDependencyError, which has the install command. A format names the backend that
+reads it by default.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.read import dali, decoding, pytorch, shards, synthetic
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError
+from precache.formats import FORMATS
 from precache.storage.urls import Location
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
@@ -31,15 +33,19 @@ BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "synthetic": synthetic.SyntheticReader,
     "webdataset": decoding.ThreadsReader,
 }
-READS: dict[str, tuple[str, ...]] = {
-    "dali": ("dali", "webdataset", RAW),
+_ALSO_READS: dict[str, tuple[str, ...]] = {
+    "dali": ("webdataset", RAW),
     "pytorch": (RAW,),
-    "shards": ("shards",),
-    "synthetic": (RAW, "shards", "webdataset", "dali"),
-    "webdataset": ("webdataset",),
+    "synthetic": (RAW, *FORMATS),
+}
+READS: dict[str, tuple[str, ...]] = {
+    backend: (
+        *(kind for kind, form in FORMATS.items() if form.backend == backend),
+        *_ALSO_READS.get(backend, ()),
+    )
+    for backend in BACKENDS
 }
 """Kinds of data that each backend reads; the first is the one it is made for."""
-_DEFAULT_BACKENDS = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 
 
 def choose_backend(backend: str, kind: str, path: Location | str) -> str:
@@ -51,14 +57,15 @@ def choose_backend(backend: str, kind: str, path: Location | str) -> str:
     Raises:
         DatasetError: the backend does not read this kind.
     """
+    default = "pytorch" if kind == RAW else FORMATS[kind].backend
     if backend == "auto":
-        backend = _DEFAULT_BACKENDS[kind]
+        backend = default
     if kind not in READS[backend]:
         readable = " or ".join(_kind_phrase(readable) for readable in READS[backend])
         raise DatasetError(
             f"holds {_kind_phrase(kind)}, backend {backend!r} reads {readable}",
             path=path,
-            remedy=f"use backend {_DEFAULT_BACKENDS[kind]!r} for it, or name another folder",
+            remedy=f"use backend {default!r} for it, or name another folder",
         )
     return backend
 

@@ -137,7 +137,7 @@ class EncodedPictures:
         self._data = data
         self._check = SampleCheck(data, spec.reading.check)
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
-        self._at_random = spec.shuffle == "full"
+        self._at_random = spec.shuffle == "full" and (data.kind == RAW or FORMATS[data.kind].has_byte_ranges)
         self._byte_ranges: dict[int, Places] = {}  # shard -> start and size of each sample
 
     def read(self, requests: Iterator[Request]) -> Generator[EncodedBatch, None, None]:

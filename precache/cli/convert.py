@@ -16,11 +16,12 @@ from precache.conversion.convert import Conversion
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, printable, shell_command
+from precache.formats import FORMATS
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_name
+from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
 from precache.sources.options import LISTS, option_help
@@ -95,7 +96,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 )
 @click.argument("src", type=LocalPath(source_path), default=RAW)
 @click.argument("dst", type=LocalPath(destination_path), required=False)
-@click.option("--format", "format_name", help=f"What to write: {', '.join(FORMAT_NAMES)}.")
+@click.option("--format", "format_name", help=f"What to write: {', '.join(FORMATS)}.")
 @click.option(
     "--size",
     default=str(DEFAULT_SIZE),
@@ -168,7 +169,7 @@ def convert(
     If it stops, run the same command again to continue.
     """
     if format_name is None:
-        formats = ", ".join(FORMAT_NAMES)
+        formats = ", ".join(FORMATS)
         raise SettingError(f"choose a format: --format {formats}; 'bench recommend' advises")
     split_list = Path(splits) if is_list_file(splits) else None
     if split_list is not None:

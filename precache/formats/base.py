@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from precache.storage import open_regular, read_regular
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
+Ints: TypeAlias = npt.NDArray[np.int64]
 Places: TypeAlias = npt.NDArray[np.int64]
 """First byte and number of bytes of each of n samples in their shard, int64 [n, 2]."""
 
@@ -142,9 +143,14 @@ def shard_remedy(shard: Path) -> str:
     return f"run: {command}; it says what is wrong, and what to do"
 
 
-@dataclass(frozen=True, slots=True)
+def _refuse_single_samples(shard: Any) -> NoReturn:
+    reason = "its format has no byte ranges, so that samples cannot be read one by one"
+    raise DatasetError(reason, path=shard, remedy="serve it by loaders.build, which reads shards whole")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """Writer and readers of a format, and facts about its files.
+    """Writer and readers of a format, and all that the project asks of it beside its name in `FORMATS`.
 
     Attributes:
         suffix: suffix of the shard files, with its dot.
@@ -152,20 +158,31 @@ class Format:
         writer: class that writes a shard.
         read_shard: yields the samples of the shard at a path, in stored order. Raises DatasetError if the
             file is damaged; if the format detects damage of a single sample, `StoredSample.damage` says so.
-        find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
-            [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
-        read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
-        holds_pixels: whether shards hold decoded pixels; else they hold JPEGs.
+        holds_pixels: whether shards hold decoded pixels; else they hold JPEGs, which are decoded when read.
+        backend: name of the backend of `loaders` that reads the format, unless another one is chosen.
         bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
         bytes_per_shard: bytes of a shard in addition to its samples, on average.
+        find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
+            [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
+            A format whose samples are no byte ranges leaves this and `read_sample` out.
+        read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
+        place_samples: computes what `find_samples` reads, from height and width of each picture, int64
+            [n, 2], and the number of channels. None: that takes the index file.
     """
 
     suffix: str
     index_suffix: str | None
     writer: type[ShardWriter]
     read_shard: Callable[[Path], Iterator[StoredSample]]
-    find_samples: Callable[[Path], Places]
-    read_sample: Callable[[bytes], StoredSample]
     holds_pixels: bool
+    backend: str
     bytes_per_sample: int
     bytes_per_shard: int
+    find_samples: Callable[[Path], Places] = _refuse_single_samples
+    read_sample: Callable[[bytes], StoredSample] = _refuse_single_samples
+    place_samples: Callable[[Ints, int], Places] | None = None
+
+    @property
+    def has_byte_ranges(self) -> bool:
+        """Whether a sample is a byte range of its shard, by which it is read or fetched alone."""
+        return self.find_samples is not _refuse_single_samples

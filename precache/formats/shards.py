@@ -206,6 +206,11 @@ def picture_starts(shapes: Shapes, channels: int) -> Shapes:
     return DATA_START + _offsets(shapes, channels)[0]
 
 
+def place_samples(shapes: Shapes, channels: int) -> Places:
+    """Compute first byte and number of bytes of each picture in a shard of these `shapes`, int64 [n, 2]."""
+    return np.stack((picture_starts(shapes, channels), shapes.prod(axis=1) * channels), axis=1)
+
+
 def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
     """Compute the first byte of each picture in `images`, int64 [n], and the end of the last picture."""
     ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * channels)
@@ -309,10 +314,12 @@ FORMAT = Format(
     index_suffix=None,
     writer=ShardsWriter,
     read_shard=read_shard,
+    holds_pixels=True,
+    backend="shards",
+    bytes_per_sample=16,  # label and id
+    bytes_per_shard=DATA_START,
     find_samples=find_samples,
     # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
-    holds_pixels=True,
-    bytes_per_sample=16,  # label and id
-    bytes_per_shard=DATA_START,
+    place_samples=place_samples,
 )

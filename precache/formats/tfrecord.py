@@ -250,6 +250,7 @@ FORMAT = Format(
     find_samples=find_samples,
     read_sample=read_sample,
     holds_pixels=False,
+    backend="dali",
     bytes_per_sample=120,  # keys, lengths and checksums
     bytes_per_shard=0,
 )

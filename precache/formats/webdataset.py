@@ -167,6 +167,7 @@ FORMAT = Format(
     find_samples=find_samples,
     read_sample=read_sample,
     holds_pixels=False,
+    backend="webdataset",
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record
 )

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
+from precache.formats import FORMATS
 from precache.plan import plan_conversion, split_samples
-from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
+from precache.recipe import Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleList, Samples
 
 PICTURE_BYTES = 8 * 8 * 3
@@ -59,7 +60,7 @@ def test_every_sample_is_in_one_shard_of_its_split(
         assert sum(counts) == round(100 * share)
         assert max(counts) <= max(1, shard_bytes // PICTURE_BYTES)
         assert max(counts) - min(counts) <= 1
-    assert all(plan_rows(name, seed) == plan for name in FORMAT_NAMES)
+    assert all(plan_rows(name, seed) == plan for name in FORMATS)
     assert plan_rows("shards", seed + 1) != plan
 
 

@@ -67,7 +67,7 @@ $(STOCK)/.installed: $(VENV)/.installed-test
 # timm and Hugging Face's datasets. pip puts Pillow in front of Pillow-SIMD, so it goes again.
 $(FRAMEWORKS)/.installed: $(VENV)/.installed-test
 	$(call LAID_OVER,$(FRAMEWORKS))
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --editable '.[frameworks,hf]'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --editable '.[frameworks]'
 	$(FRAMEWORKS)/bin/python -m pip uninstall --quiet --yes pillow
 	touch $@
 

@@ -164,8 +164,8 @@ def convert(
 
     Converts the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
-    SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet),
-    WebDataset tars, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
+    SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet, .feather),
+    WebDataset tars, a converted dataset, or a folder that Hugging Face's save_to_disk wrote.
     If it stops, run the same command again to continue.
     """
     if format_name is None:

@@ -89,7 +89,7 @@ from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import DEFAULT_MAX_REJECTS, Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
-from precache.sources import Source, SourceOptions, huggingface, open_source
+from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import (
     Samples,
     Scan,
@@ -235,9 +235,7 @@ def _absolute_path(source: Any) -> str | None:
     """Return the path of a source, to be used in any working folder; None for a dataset in memory."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    path = os.fsdecode(source)
-    prefix = huggingface.PREFIX if path.startswith(huggingface.PREFIX) else ""
-    return prefix + os.path.abspath(os.path.expanduser(path.removeprefix(prefix)))
+    return os.path.abspath(os.path.expanduser(os.fsdecode(source)))
 
 
 def _absolute_options(options: SourceOptions) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 All sources have the protocol of `precache.sources.base`. To add one, write:
 
-    a kind of table      a `RowReader` (see `precache.sources.rows`), its suffix in `options.TABLE_SUFFIXES`
+    a kind of table      a `RowReader` (see `precache.sources.table`), its suffix in `options.TABLE_SUFFIXES`
                          and a branch in `_open_table`
-    a kind of dataset    a `RowReader` and a branch in `_open_dataset`
+    a kind of dataset    a `RowReader` and a branch in `memory.open_dataset`
     anything else        a `Source` (see `precache.sources.base`), its name in messages in
                          `precache.sources.options`, and a branch in `_open_file`, which looks at the file's
                          name, or in `_open_folder`
@@ -19,14 +19,12 @@ from typing import Any
 
 from precache.dataset.unfinished import unfinished_error
 from precache.errors import SettingError, SourceError, shell_command
-from precache.recipe import SPLIT_NAME
 from precache.reporting import warn
-from precache.sources import huggingface, parquet, webdataset
+from precache.sources import webdataset
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
-from precache.sources.dataset import FolderReader, open_dataset_reader
+from precache.sources.memory import check_split, open_dataset
 from precache.sources.options import (
-    DATASET,
     TABLE,
     TABLE_SUFFIXES,
     TARS,
@@ -34,10 +32,18 @@ from precache.sources.options import (
     SourceOptions,
     is_table,
 )
-from precache.sources.parquet import ParquetReader
-from precache.sources.rows import RowPart, RowSource
 from precache.sources.shard_files import find_split, find_splits, list_shards
-from precache.sources.table import DELIMITERS, JSON_LINES, CsvReader, JsonLinesReader
+from precache.sources.table import (
+    DELIMITERS,
+    JSON_LINES,
+    ArrowReader,
+    CsvReader,
+    JsonLinesReader,
+    RowPart,
+    RowSource,
+    is_parquet,
+    saved_files,
+)
 from precache.sources.tree import TreeSource
 from precache.sources.webdataset import WebDatasetSource
 from precache.storage.urls import Url, source_path
@@ -48,7 +54,7 @@ _COMPRESSED_TABLES = tuple(
     f"{suffix}{compression}" for suffix in TABLE_SUFFIXES for compression in (".gz", ".xz", ".zst")
 )
 _OTHER_TABLES = (
-    *_COMPRESSED_TABLES, ".txt", ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow",
+    *_COMPRESSED_TABLES, ".txt", ".xls", ".xlsx", ".ods", ".json", ".ndjson",
 )  # fmt: skip
 """Suffixes of tables that cannot be read, so that the error says so."""
 _ARCHIVES = (".zip", ".rar", ".7z", ".tar.lz4", ".tar.lz", ".tar.z", *webdataset.COMPRESSED_SUFFIXES)
@@ -59,9 +65,8 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """Open the source of the samples at a path, or in a dataset in memory.
 
     Args:
-        source: a path, `hf:FOLDER` for a dataset that Hugging Face's `save_to_disk` wrote, anything with
-            `__len__` and `__getitem__`, a mapping of split names to such datasets, or a `Source`, which is
-            returned as it is.
+        source: a path, anything with `__len__` and `__getitem__`, a mapping of split names to such datasets,
+            or a `Source`, which is returned as it is.
 
     Raises:
         SettingError: `source` is not a source, or is at a URL, or an option does not fit it.
@@ -73,16 +78,13 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
         source = source_path(source)
     if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
-        return source if is_source else _open_dataset(source, options)
-    if str(source).startswith(huggingface.PREFIX):
-        folder = os.path.expanduser(str(Path(str(source))).removeprefix(huggingface.PREFIX))
-        return _open_dataset(huggingface.load_saved(folder), options, Path(folder))
+        return source if is_source else open_dataset(source, options)
     path = source_path(source)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
 
 
 def _open_table(path: Path, options: SourceOptions) -> RowSource:
-    """Open a table; the name of a Parquet file with pictures says their split."""
+    """Open a table; the name of one with pictures says their split."""
     options.check_kind(TABLE)
     folder = str(path.parent) if options.root is None else options.root
     suffix, name = path.suffix.lower(), str(path)
@@ -91,35 +93,38 @@ def _open_table(path: Path, options: SourceOptions) -> RowSource:
     elif suffix == JSON_LINES:
         part = RowPart(JsonLinesReader(name), folder)
     else:
-        part = RowPart(ParquetReader(name, folder), folder)
-        _, image = part.choose_columns(options)
-        if image.pictures is not None:
-            _warn_of_copies(path)
+        part = RowPart(ArrowReader(name, folder), folder)
+        if part.choose_roles(options).image.has_pictures:
             part = replace(part, split=find_split(path.name))
+            _warn_of_copies(path, [name])
     return RowSource(path, _table_paths(path, options), (part,), options)
 
 
-def _open_parquet_folder(folder: Path, names: Sequence[str], options: SourceOptions) -> RowSource:
-    """Open a folder of Parquet files with pictures; the name of each file says its split.
+def _open_arrow_files(
+    folder: Path, files: Mapping[str, str], options: SourceOptions, *, have_prefix: bool
+) -> RowSource:
+    """Open a folder of files with pictures.
 
     Args:
-        names: paths of the files in the folder.
+        files: split of each file, by its path in the folder.
+        have_prefix: whether the paths of samples begin with those of the files.
     """
     options.check_kind(TABLE)
     pictures_folder = str(folder) if options.root is None else options.root
     parts = []
-    for name, split in zip(names, find_splits(folder, names), strict=True):
-        reader = ParquetReader(str(folder / name), pictures_folder)
-        parts.append(RowPart(reader, split=split, prefix=f"{name}/"))
-    _warn_of_copies(folder)
+    for name, split in files.items():
+        reader = ArrowReader(str(folder / name), pictures_folder)
+        parts.append(RowPart(reader, split=split, prefix=f"{name}/" if have_prefix else ""))
+    _warn_of_copies(folder, list(files))
     return RowSource(folder, _table_paths(folder, options), tuple(parts), options)
 
 
-def _warn_of_copies(path: Path) -> None:
-    warn(
-        f"{path}: its pictures are copied into {tempfile.gettempdir()} first: they are read in shuffled "
-        f"order, and of Parquet only many rows at once"
-    )
+def _warn_of_copies(path: Path, files: Sequence[str]) -> None:
+    if any(map(is_parquet, files)):
+        warn(
+            f"{path}: its pictures are copied into {tempfile.gettempdir()} first: they are read in shuffled "
+            f"order, and of Parquet only many rows at once"
+        )
 
 
 def _table_paths(path: Path, options: SourceOptions) -> tuple[Path, ...]:
@@ -137,57 +142,6 @@ def _table_paths(path: Path, options: SourceOptions) -> tuple[Path, ...]:
     return (path, Path(options.root))
 
 
-def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = None) -> RowSource:
-    """Open a dataset in memory, or a mapping of split names to datasets.
-
-    Args:
-        folder: folder that the dataset was loaded from; None if it was made in memory.
-
-    Raises:
-        SettingError: `dataset` is not a dataset, or a split's name is not valid.
-        SourceError: a dataset has no samples.
-    """
-    options.check_kind(DATASET)
-    has_splits = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
-    datasets = dict(dataset) if has_splits else {"": dataset}
-    if not datasets:
-        raise SettingError(
-            "a mapping without splits is not a source; expected one such as {'train': dataset}"
-        )
-    for split_dataset in datasets.values():
-        has_rows = hasattr(split_dataset, "__len__") and hasattr(split_dataset, "__getitem__")
-        if isinstance(split_dataset, type) or not has_rows:
-            expected = "expected a path, or a dataset with __len__ and __getitem__"
-            raise SettingError(f"{type(split_dataset).__name__} is not a source; {expected}")
-    first_class = type(next(iter(datasets.values())))
-    root = folder or Path(f"{first_class.__module__.partition('.')[0]}.{first_class.__name__}")
-    parts: list[RowPart] = []
-    paths = [] if folder is None else [folder]
-    for split, split_dataset in datasets.items():
-        if split and not SPLIT_NAME.fullmatch(split):
-            raise SettingError(
-                f"{split!r} is not a valid split name",
-                path=root,
-                remedy="write letters and digits, as in train",
-            )
-        if split and options.split is not None:
-            raise SettingError("has splits already", path=root, remedy=f"leave out split={options.split!r}")
-        name = f"{root}, split {split}" if split else str(root)
-        if not len(split_dataset):
-            raise SourceError("has no samples; expected one for each picture", path=name)
-        if huggingface.is_dataset(split_dataset):
-            hf_reader = huggingface.HuggingFaceReader(split_dataset, name)
-            parts.append(RowPart(hf_reader, split=split, is_dataset=True))
-            continue
-        reader = open_dataset_reader(split_dataset, name)
-        part = RowPart(reader, split=split, is_dataset=True)
-        if isinstance(reader, FolderReader):
-            paths.append(Path(reader.folder))
-            part = replace(part, folder=reader.folder, prefix=f"{split}/" if split else "")
-        parts.append(part)
-    return RowSource(root, tuple(paths), tuple(parts), options)
-
-
 def _open_file(path: Path, options: SourceOptions) -> Source:
     """Open a table or a WebDataset tar; the error for any other file says what was expected."""
     if is_table(path):
@@ -198,7 +152,7 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
         name = path.name.lower()
         if name.endswith(_OTHER_TABLES):
             raise SourceError(
-                "expected a table as CSV, TSV, JSON lines or Parquet",
+                "expected a table as CSV, TSV, JSON lines, Parquet or Feather",
                 path=path,
                 remedy="unpack it, or save it so, in UTF-8",
             )
@@ -230,8 +184,13 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
     if list_shards(path, webdataset.is_tar):
         options.check_kind(TARS)
         return WebDatasetSource(path, options)
-    if names := list_shards(path, parquet.is_parquet):
-        return _open_parquet_folder(path, names, options)
+    if saved := saved_files(path):
+        for split in dict.fromkeys(saved.values()):
+            check_split(split, path, options)
+        return _open_arrow_files(path, saved, options, have_prefix=False)
+    if names := list_shards(path, is_parquet):
+        splits = find_splits(path, names)
+        return _open_arrow_files(path, dict(zip(names, splits, strict=True)), options, have_prefix=True)
     return _open_tree(path, options)
 
 

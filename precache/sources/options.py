@@ -13,7 +13,7 @@ from precache.errors import SettingError, check_choice, check_range
 from precache.recipe import flag_name
 from precache.storage.urls import local_path
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".feather", ".arrow")
 TREE, TARS = "a tree of class folders", "WebDataset tars"
 TABLE, DATASET = "a table", "a dataset"
 CONVERTED = "a converted dataset"

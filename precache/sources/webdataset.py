@@ -30,11 +30,11 @@ from precache.errors import ImageError, SourceError, shell_command
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes
 from precache.reporting import abridge, quantity
-from precache.sources.base import IgnoredPath, SampleRef, Scan
-from precache.sources.labelled_list import ColumnRoles, LabelledList
+from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import find_splits, list_shards
 from precache.sources.tar import MAX_TEXT_BYTES, Member, Tar, open_tar
+from precache.sources.targets import RowValues, scan_rows
 
 COMPRESSED_SUFFIXES = (
     ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst"
@@ -134,17 +134,21 @@ def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Ta
         raise SourceError("has no pictures; expected samples as 0001.jpg and 0001.cls in its tars", path=root)
     has_tar_in_paths = len({ref.path for ref in samples.refs}) < len(samples.refs)
     labels, classes, warnings = samples.labels_and_classes()
-    roles = ColumnRoles(label=None if labels is None else options.label or LABEL, class_names=classes)
-    rows = LabelledList(samples.row_name, roles)
-    rows.values, rows.optional_fields = samples.fields, not options.fields
-    rows.text_labels = samples.labels_are_parts and classes is None
+    values = RowValues(
+        row_name=samples.row_name,
+        label=None if labels is None else options.label or LABEL,
+        labels=labels or (),
+        class_names=classes,
+        fields=samples.fields,
+        labels_are_text=samples.labels_are_parts and classes is None,
+        fields_are_optional=not options.fields,
+    )
+    rows = SampleList()
     for ref in samples.refs:
         path = ref.path
         if has_tar_in_paths:
             path = f"{names[bisect_right(starts, ref.place) - 1]}/{path}"
         rows.add(path, ref.bytes, ref.modified_ns, ref.place, ref.split)
-    for label in labels or ():
-        rows.labels.add(label)
     if samples.partial_fields:
         fields = abridge([repr(name) for name in samples.partial_fields])
         warnings.append(f"fields that only some samples have are left out: {fields}")
@@ -152,7 +156,8 @@ def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Ta
         count = quantity(len(repeated), "picture is", "pictures are")
         warnings.append(f"{count} left out, as the key comes again later in the tar: {abridge(repeated)}")
     source = replace(source, tars=tuple(tars), starts=starts, has_tar_in_paths=has_tar_in_paths)
-    return rows.scan(source, options, samples.ignored, [f"{root}: {warning}" for warning in warnings])
+    warnings = [f"{root}: {warning}" for warning in warnings]
+    return scan_rows(source, rows, values, options, samples.ignored, warnings)
 
 
 class _TarSamples:

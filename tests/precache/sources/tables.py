@@ -1,4 +1,4 @@
-"""Tables of pictures for tests, written as CSV, JSON lines and Parquet."""
+"""Tables of pictures for tests, written as CSV, JSON lines, Parquet and Feather."""
 
 import csv
 import json
@@ -28,25 +28,51 @@ def write_jsonl(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    write_pictures(path, columns)
+
+
+def write_feather(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    feather = pytest.importorskip("pyarrow.feather", reason="the extra 'table' is not installed")
+    feather.write_feather(make_table(columns), path)
+
+
+def make_table(columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = ()) -> Any:
+    """Make an Arrow table as Hugging Face's library does, with the names of classes of the column `label`."""
     pyarrow = pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)
+    table = pyarrow.table({name: list(values) for name, values in columns.items()})
+    if not classes:
+        return table
+    label = {"names": list(classes), "_type": "ClassLabel"}
+    features = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(features)})
 
 
 def write_pictures(
     path: Path, columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = (), **options: Any
 ) -> Path:
-    """Write Parquet as Hugging Face's library does, with the names of classes of the column `label`."""
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({name: list(values) for name, values in columns.items()})
-    if classes:
-        label = {"names": list(classes), "_type": "ClassLabel"}
-        features = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    """Write Parquet with pictures, see `make_table`."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'table' is not installed")
     path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table, path, **options)
+    parquet.write_table(make_table(columns, classes), path, **options)
     return path
+
+
+def save_dataset(
+    folder: Path, columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = (), files: int = 2
+) -> Path:
+    """Write a folder as `save_to_disk` of Hugging Face's library does, with batches of 7 rows."""
+    table = make_table(columns, classes)
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
+    for number, name in enumerate(names):
+        start, end = (table.num_rows * bound // files for bound in (number, number + 1))
+        pyarrow = pytest.importorskip("pyarrow")
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as writer:
+            writer.write_table(table.slice(start, end - start), max_chunksize=7)
+    state = {"_data_files": [{"filename": name} for name in names], "_format_type": None, "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+    return folder
 
 
 WRITERS: dict[str, Callable[[Path, Mapping[str, Sequence[Any]]], None]] = {
@@ -54,6 +80,7 @@ WRITERS: dict[str, Callable[[Path, Mapping[str, Sequence[Any]]], None]] = {
     "tsv": write_csv,
     "jsonl": write_jsonl,
     "parquet": write_parquet,
+    "feather": write_feather,
 }
 
 

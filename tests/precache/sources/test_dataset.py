@@ -18,7 +18,7 @@ from PIL import Image
 from precache import convert
 from precache.errors import ImageError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
-from precache.sources.picture_values import to_picture
+from precache.sources.memory import to_picture
 from tests.conftest import small_recipe
 from tests.precache.sources.objects import Items, Tensor, labelled_items, picture
 from tests.precache.sources.tars import scan_of

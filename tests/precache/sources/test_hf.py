@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's library as sources; skipped if the library is not installed."""
+"""Datasets of Hugging Face's library as sources, and what it saves; skipped if it is not installed."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.precache.sources.objects import picture
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    library = pytest.importorskip("datasets", reason="Hugging Face's datasets are not installed")
     library.disable_progress_bars()
     return library
 
@@ -34,7 +34,7 @@ def test_hf_datasets_keep_splits_order_and_missing_pictures(datasets: Any, tmp_p
     whole = make_dataset(datasets).select([*range(5, 12), *range(5)])
     parts = datasets.DatasetDict({"train": whole.select(range(8)), "test": whole.select(range(8, 12))})
     parts.save_to_disk(tmp_path / "saved")
-    for number, source in enumerate((parts, f"hf:{tmp_path}/saved")):
+    for number, source in enumerate((parts, tmp_path / "saved")):
         recipe = small_recipe("webdataset", size=8)
         out = tmp_path / f"out{number}"
         done = convert(source, out, recipe, workers=0, max_rejects=0.5, fields=("caption",))

@@ -1,12 +1,13 @@
 """A new kind of rows as a source: it needs a `RowReader`, and nothing else."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.sources.rows import Row, RowPart, RowSource, StoredPictures, TableColumn
+from precache.sources.table import RowColumns, RowPart, RowSource, StoredPictures
+from precache.sources.targets import ColumnInfo
 from tests.conftest import small_recipe
 from tests.precache.sources.tars import files_of, read_shards
 
@@ -16,25 +17,25 @@ class SqliteReader:
     """Reader of the table `pictures` in a SQLite database."""
 
     file: Path
-    counts_lines = False
     is_text = False
+    sizes = None
 
     @property
     def name(self) -> str:
         return str(self.file)
 
-    def columns(self) -> list[TableColumn]:
-        return [TableColumn("image", pictures=self.pictures), TableColumn("label"), TableColumn("caption")]
+    def columns(self) -> list[ColumnInfo]:
+        return [ColumnInfo("image", has_pictures=True), ColumnInfo("label"), ColumnInfo("caption")]
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+    def read_columns(self, names: Sequence[str]) -> RowColumns:
         with sqlite3.connect(self.file) as database:
-            for number, row in enumerate(database.execute(f"SELECT {','.join(names)} FROM pictures")):
-                yield Row(number, row)
+            rows = database.execute(f"SELECT {','.join(names)} FROM pictures").fetchall()
+        return RowColumns(len(rows), dict(zip(names, zip(*rows, strict=True), strict=True)))
 
-    def pictures(self) -> StoredPictures:
-        return StoredPictures(self.read)
+    def open_pictures(self, column: str) -> StoredPictures:
+        return self
 
-    def read(self, row: int) -> bytes:
+    def read(self, row: int, where: str, max_pixels: int) -> bytes:
         with sqlite3.connect(self.file) as database:
             query = "SELECT image FROM pictures WHERE rowid = ?"
             (picture,) = database.execute(query, (row + 1,)).fetchone()

@@ -24,7 +24,7 @@ from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import Items, load_image, picture
-from tests.precache.sources.tables import WRITERS, write_pictures
+from tests.precache.sources.tables import WRITERS, save_dataset, write_feather, write_pictures
 from tests.precache.sources.tars import (
     JPEG,
     Files,
@@ -114,18 +114,22 @@ def load_encoded(path: Path) -> Any:
     return {"bytes": path.read_bytes(), "path": None} if path.stat().st_size % 2 else path.read_bytes()
 
 
-def make_saved_dataset(files: Files, place: Path) -> str:
-    """Save a dataset of Hugging Face's library, and return its name."""
-    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+def make_saved_dataset(files: Files, place: Path) -> Path:
+    """Write a folder as `save_to_disk` of Hugging Face's library does."""
     names, classes = sorted(files), sorted({name.split("/")[0] for name in files})
-    features = {"image": library.Image(), "label": library.ClassLabel(names=classes)}
     columns = {
         "image": [{"bytes": files[name], "path": None} for name in names],
         "label": [classes.index(name.split("/")[0]) for name in names],
     }
-    dataset = library.Dataset.from_dict(columns, features=library.Features(features))
-    dataset.save_to_disk(place / "saved")
-    return f"hf:{place}/saved"
+    return save_dataset(place / "saved", columns, classes)
+
+
+def make_feather(files: Files, place: Path) -> Path:
+    """Write a compressed Feather file with the pictures in it."""
+    names = sorted(files)
+    columns = {"image": [files[name] for name in names], "label": [name.split("/")[0] for name in names]}
+    write_feather(place / "pictures.feather", columns)
+    return place / "pictures.feather"
 
 
 def make_published(files: Files, place: Path) -> Path:
@@ -189,7 +193,8 @@ KINDS = {
         is_sent_whole=True,
         **DATASET,
     ),
-    "Hugging Face's datasets": SourceKind(make_saved_dataset, damage=spoil, **DATASET),
+    "Feather with pictures": SourceKind(make_feather, damage=spoil, **{**TABLE, "options": {}}),
+    "what save_to_disk wrote": SourceKind(make_saved_dataset, damage=spoil, **{**TABLE, "options": {}}),
     "WebDataset": SourceKind(make_tars, change=touch, damage=spoil_tar, **TARS),
     "converted": SourceKind(make_converted("shards"), damage=spoil, has_checksums=True, **CONVERTED),
     "converted to tars": SourceKind(
@@ -420,12 +425,10 @@ def rows_of_tar(columns: Columns, place: Path) -> Path:
     return make_tar(place / "x.tar", files)
 
 
-def rows_of_saved_dataset(columns: Columns, place: Path) -> Any:
-    """Make a dataset of Hugging Face's library."""
-    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
-    pictures = [picture(number) for number in range(len(columns["label"]))]
-    dataset = library.Dataset.from_dict({"image": pictures, **columns})
-    return dataset.cast_column("image", library.Image())
+def rows_of_saved_dataset(columns: Columns, place: Path) -> Path:
+    """Write a folder as Hugging Face's library does, in an empty place."""
+    shutil.rmtree(place / "saved", ignore_errors=True)
+    return save_dataset(place / "saved", {"image": [JPEG] * len(columns["label"]), **columns})
 
 
 ROWS: dict[str, Callable[[Columns, Path], Any]] = {
@@ -433,7 +436,7 @@ ROWS: dict[str, Callable[[Columns, Path], Any]] = {
     "Parquet with pictures": rows_of_pictures,
     "dataset": rows_of_dataset,
     "WebDataset": rows_of_tar,
-    "Hugging Face's datasets": rows_of_saved_dataset,
+    "what save_to_disk wrote": rows_of_saved_dataset,
 }
 """Functions that make a source whose pictures have these columns."""
 LABELS: list[tuple[list[Any], dict[str, Any], str, tuple[str, ...], list[Any]]] = [

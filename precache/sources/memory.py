@@ -1,0 +1,476 @@
+"""Datasets in memory as a source: anything with `__len__` and `__getitem__`, or a mapping of splits to these.
+
+    torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; if the dataset has no
+                                                 transform, its files are converted
+    a torch Subset of one of these               labels are in the `samples` of the dataset
+    a dataset of Hugging Face's library          columns are read as Arrow has them; pictures stay encoded
+    all others                                   every sample is read once, for its label and its fields
+
+A sample is a tuple (picture, label), a mapping, or a picture alone. A picture may be:
+
+    str, path                     the file of that name
+    bytes                         an encoded picture
+    {"bytes": ..., "path": ...}   either of these, as Hugging Face's library stores pictures
+    Pillow image                  used as it is
+    array                         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
+    tensor                        the same, or [1, h, w], [3, h, w] or [4, h, w]
+
+The attribute `targets` is not used, since `__getitem__` may return other labels. Tensors are recognized by
+their methods, so that torch need not be imported. The path of a sample is that of its file, or else its row
+in 8 digits.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from precache.errors import ImageError, SettingError, SourceError
+from precache.pictures.pillow import TooLargeError, check_pixels
+from precache.pictures.reading import check_bytes, read_picture, read_with_retries, status_of
+from precache.recipe import SPLIT_NAME
+from precache.reporting import warn
+from precache.sources.options import DATASET, SourceOptions
+from precache.sources.table import RowColumns, RowPart, RowSource, StoredPictures
+from precache.sources.targets import ColumnInfo, unique_names
+
+_MAX_UNREADABLE = 16  # how many of the first samples may fail until the dataset counts as broken
+_PROBED_SAMPLES = 8  # samples that are read for the names of their parts
+_CHANNELS = (1, 3, 4)
+_EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"
+_PAIR = ("image", "label")
+"""Names of the columns of a dataset whose samples are tuples."""
+
+
+def open_dataset(dataset: Any, options: SourceOptions) -> RowSource:
+    """Open a dataset in memory, or a mapping of split names to datasets.
+
+    Raises:
+        SettingError: `dataset` is not a dataset, or a split's name is not valid.
+        SourceError: a dataset has no samples.
+    """
+    options.check_kind(DATASET)
+    has_splits = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
+    datasets = dict(dataset) if has_splits else {"": dataset}
+    if not datasets:
+        raise SettingError(
+            "a mapping without splits is not a source; expected one such as {'train': dataset}"
+        )
+    for split_dataset in datasets.values():
+        has_rows = hasattr(split_dataset, "__len__") and hasattr(split_dataset, "__getitem__")
+        if isinstance(split_dataset, type) or not has_rows:
+            expected = "expected a path, or a dataset with __len__ and __getitem__"
+            raise SettingError(f"{type(split_dataset).__name__} is not a source; {expected}")
+    first_class = type(next(iter(datasets.values())))
+    root = Path(f"{first_class.__module__.partition('.')[0]}.{first_class.__name__}")
+    parts: list[RowPart] = []
+    paths: list[Path] = []
+    for split, split_dataset in datasets.items():
+        check_split(split, root, options)
+        name = f"{root}, split {split}" if split else str(root)
+        if not len(split_dataset):
+            raise SourceError("has no samples; expected one for each picture", path=name)
+        part = _open_part(split_dataset, name, split)
+        if part.folder is not None:
+            paths.append(Path(part.folder))
+        parts.append(part)
+    return RowSource(root, tuple(paths), tuple(parts), options)
+
+
+def check_split(split: str, root: Path, options: SourceOptions) -> None:
+    """Raise SettingError if a source cannot have this split; "" is none."""
+    if split and not SPLIT_NAME.fullmatch(split):
+        raise SettingError(
+            f"{split!r} is not a valid split name", path=root, remedy="write letters and digits, as in train"
+        )
+    if split and options.split is not None:
+        raise SettingError("has splits already", path=root, remedy=f"leave out split={options.split!r}")
+
+
+def _open_part(dataset: Any, name: str, split: str) -> RowPart:
+    """Open one dataset by the reader that fits it."""
+    if all(hasattr(dataset, attribute) for attribute in ("features", "select_columns", "with_format")):
+        return RowPart(HuggingFaceReader(dataset, name), split=split, is_dataset=True)
+    samples = _folder_samples(dataset)
+    if samples is not None and _returns_files(dataset):
+        folder = os.fspath(dataset.root)
+        reader = FolderReader(dataset, name, [(_path_in(folder, path), label) for path, label in samples])
+        prefix = f"{split}/" if split else ""
+        return RowPart(reader, folder=folder, split=split, prefix=prefix, is_dataset=True)
+    labels = None if samples is None else [label for _, label in samples]
+    return RowPart(DatasetReader(dataset, name, labels), split=split, is_dataset=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderReader:
+    """Reader of the files of a torchvision folder dataset without transforms, see `RowReader`.
+
+    Attributes:
+        samples: path and label of each sample.
+    """
+
+    dataset: Any
+    name: str
+    samples: Sequence[tuple[str, Any]]
+
+    is_text = False
+
+    def columns(self) -> list[ColumnInfo]:
+        return [ColumnInfo("image"), ColumnInfo("label", _class_names(self.dataset))]
+
+    def read_columns(self, names: Sequence[str]) -> RowColumns:
+        columns = {"image": [path for path, _ in self.samples], "label": [label for _, label in self.samples]}
+        return RowColumns(len(self.samples), {name: columns[name] for name in names})
+
+    def open_pictures(self, column: str) -> StoredPictures:
+        raise NotImplementedError("a folder has the paths of pictures")
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceReader:
+    """Reader of a dataset of Hugging Face's library, see `RowReader`; the library maps its files."""
+
+    dataset: Any
+    name: str
+
+    is_text = False
+
+    def columns(self) -> list[ColumnInfo]:
+        """Return the columns; pictures are in columns of `Image`, or may be in any if there is none."""
+        features = dict(self.dataset.features or {})
+        images = [name for name, feature in features.items() if _is_image(feature)]
+        return [
+            ColumnInfo(name, _feature_classes(feature), name in images or not images)
+            for name, feature in features.items()
+        ]
+
+    def read_columns(self, names: Sequence[str]) -> RowColumns:
+        if not names:
+            return RowColumns(len(self.dataset), {})
+        try:
+            table = self.dataset.select_columns(list(names)).with_format("arrow")[:]
+        except Exception as error:  # the library and those it uses raise nearly anything
+            raise SourceError(
+                f"columns {list(names)} cannot be read ({reason_of(error)})", path=self.name
+            ) from error
+        return RowColumns(len(self.dataset), {name: table.column(name) for name in names})
+
+    def open_pictures(self, column: str) -> StoredPictures:
+        if (self.dataset.format or {}).get("type") == "custom":
+            warn(f"{self.name}: its transform is left out: pictures are converted as they are stored")
+        pictures, feature = (
+            self.dataset.with_format(None).select_columns([column]),
+            self.dataset.features[column],
+        )
+        if _is_image(feature):
+            pictures = pictures.cast_column(column, type(feature)(decode=False))
+        return _DatasetPictures(pictures, self.name, column)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReader:
+    """Reader of the samples of any dataset, see `RowReader`.
+
+    Attributes:
+        labels: label of each sample; None if every sample must be read for it.
+    """
+
+    dataset: Any
+    name: str
+    labels: Sequence[Any] | None = None
+
+    is_text = False
+
+    def columns(self) -> list[ColumnInfo]:
+        """Return a column for each part of the samples; any of them may hold the pictures."""
+        sample = _typical_sample(self.dataset, self.name, len(self.dataset))
+        names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
+        if not names:
+            raise SourceError("its samples are empty; expected (picture, label)", path=self.name)
+        classes = _class_names(self.dataset)
+        return [ColumnInfo(name, classes, True) for name in names]
+
+    def read_columns(self, names: Sequence[str]) -> RowColumns:
+        count = len(self.dataset)
+        if not names:
+            return RowColumns(count, {})
+        if self.labels is not None and list(names) == ["label"]:
+            return RowColumns(count, {"label": self.labels})
+        warn(
+            f"{self.name}: every sample is read for its label; ImageFolder and Hugging Face datasets "
+            f"need not be"
+        )
+        rows = [self._read_values(row, names) for row in range(count)]
+        unread = [row for row, values in enumerate(rows) if values is None]
+        if len(unread) == count:
+            raise SourceError(
+                f"none of its {count:,} samples can be read", path=self.name, remedy="repair it"
+            )
+        example = next(values for values in rows if values is not None)
+        columns = zip(*(values or example for values in rows), strict=True)
+        return RowColumns(count, dict(zip(names, columns, strict=True)), unread=unread)
+
+    def open_pictures(self, column: str) -> StoredPictures:
+        return _DatasetPictures(self.dataset, self.name, column)
+
+    def _read_values(self, row: int, names: Sequence[str]) -> list[Any] | None:
+        """Return the values of one sample; None if it cannot be read."""
+        try:
+            sample = _read_sample(self.dataset, self.name, row)
+            return [_python_value(_part(sample, name)) for name in names]
+        except ImageError:
+            return None
+        except ValueError as error:
+            raise SourceError(f"{error}, as other samples have", path=f"{self.name}: row {row}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _DatasetPictures:
+    """Pictures that a dataset returns, see `StoredPictures`."""
+
+    dataset: Any
+    name: str
+    column: str
+
+    sizes = None
+
+    def read(self, row: int, where: str, max_pixels: int) -> bytes | Image.Image:
+        try:
+            value = _part(_read_sample(self.dataset, self.name, row), self.column)
+        except ValueError as error:
+            raise ImageError(where, str(error)) from error
+        return to_picture(value, where, max_pixels)
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image" and hasattr(feature, "decode")
+
+
+def _feature_classes(feature: Any) -> tuple[str, ...] | None:
+    """Return the names of a ClassLabel, or of a list of them; None for any other feature."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return unique_names(list(map(str, names))) if names else None
+
+
+def _part(sample: Any, name: str) -> Any:
+    """Return the part of a sample with this name; ValueError with a phrase if there is none."""
+    sample = _plain_sample(sample)
+    if _has_names(sample):
+        with suppress(KeyError, IndexError, TypeError):
+            return sample[name]
+    elif name in _PAIR:
+        parts, position = _tuple_parts(sample), _PAIR.index(name)
+        if position < len(parts):
+            return parts[position]
+    raise ValueError(f"has no {name!r}")
+
+
+def _plain_sample(sample: Any) -> Any:
+    """Return a named tuple as a mapping, a list as a tuple, and any other sample as it is."""
+    if hasattr(sample, "_asdict"):
+        return sample._asdict()
+    return tuple(sample) if isinstance(sample, list) else sample
+
+
+def _has_names(sample: Any) -> bool:
+    """Return whether a sample is a mapping of names to parts, not an encoded picture of Hugging Face."""
+    return isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample)
+
+
+def _tuple_parts(sample: Any) -> tuple[Any, ...]:
+    """Return the parts of a sample without names; a sample that is no tuple is a picture alone."""
+    return sample if isinstance(sample, tuple) else (sample,)
+
+
+def _typical_sample(dataset: Any, name: str, count: int) -> Any:
+    """Return the first readable sample, completed by keys, or a label, that only other samples have."""
+    typical = _plain_sample(_first_sample(dataset, name, count))
+    for row in sorted({round(position) for position in np.linspace(0, count - 1, _PROBED_SAMPLES)}):
+        with suppress(ImageError):
+            sample = _plain_sample(_read_sample(dataset, name, row))
+            if isinstance(typical, Mapping) and isinstance(sample, Mapping):
+                typical = {**sample, **typical}
+            elif isinstance(typical, tuple) and isinstance(sample, tuple) and len(sample) > len(typical):
+                typical = sample
+    return typical
+
+
+def _first_sample(dataset: Any, name: str, count: int) -> Any:
+    """Return the first readable sample; SourceError if it is not among the first few."""
+    errors = []
+    for row in range(min(count, _MAX_UNREADABLE)):
+        try:
+            return _read_sample(dataset, name, row)
+        except ImageError as error:
+            errors.append(error)
+    raise SourceError(
+        f"{errors[0].reason}, nor can the {len(errors) - 1} after it",
+        path=errors[0].path,
+        remedy="repair the dataset",
+    )
+
+
+def _read_sample(dataset: Any, name: str, row: int) -> Any:
+    """Return `dataset[row]`.
+
+    Raises:
+        ImageError: the dataset raises an error; this one names the row.
+        SourceError: memory, a disk or a network fails.
+    """
+    where = f"{name}: row {row}"
+
+    def get_row() -> Any:
+        try:
+            return dataset[row]
+        except MemoryError as error:
+            raise SourceError(
+                "not enough memory to read it", path=where, remedy="use fewer --workers"
+            ) from error
+        except OSError as error:
+            if error.errno is not None and not isinstance(error, FileNotFoundError | IsADirectoryError):
+                raise
+            raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
+        except Exception as error:  # other people's code may raise anything
+            raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
+
+    return read_with_retries(get_row, where)
+
+
+def _python_value(value: Any) -> Any:
+    """Return arrays and tensors as Python's numbers and lists, other values as they are."""
+    if is_tensor(value):
+        value = value.detach().cpu()
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _class_names(dataset: Any) -> tuple[str, ...] | None:
+    """Return the dataset's `classes`, with synonyms joined and an index behind each repeated name."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset  # the whole dataset of a Subset
+    classes = getattr(dataset, "classes", None)
+    if not isinstance(classes, list | tuple) or not classes:
+        return None
+    names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in classes]
+    return unique_names(names)
+
+
+def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
+    """Return path and label of each sample of a torchvision DatasetFolder, or of a torch Subset of one.
+
+    None for any other dataset, also for a subclass whose own `__getitem__` may return other labels.
+    """
+    getter = getattr(type(dataset), "__getitem__", None)
+    samples = None
+    if _is_defined_in(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
+        all_samples = _folder_samples(dataset.dataset)
+        if all_samples is not None:
+            with suppress(IndexError, TypeError):  # an index that does not exist is rejected when it is read
+                samples = [all_samples[index] for index in dataset.indices]
+    elif _is_defined_in(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
+        samples = dataset.samples
+    return samples if isinstance(samples, list) and len(samples) == len(dataset) else None
+
+
+def _is_defined_in(function: Any, module: str) -> bool:
+    """Return whether the code of `function` is in this module; `functools.wraps` copies `__module__`."""
+    return getattr(function, "__globals__", {}).get("__name__") == module
+
+
+def _returns_files(dataset: Any) -> bool:
+    """Return whether a folder dataset returns its files' pictures without a transform."""
+    return (
+        _is_defined_in(getattr(dataset, "loader", None), "torchvision.datasets.folder")
+        and getattr(dataset, "transform", None) is None
+        and getattr(dataset, "transforms", None) is None
+        and isinstance(getattr(dataset, "root", None), str | os.PathLike)
+    )
+
+
+def _path_in(root: str, path: str) -> str:
+    """Return `path` relative to `root`, with slashes; an absolute path if it lies outside."""
+    relative = os.path.relpath(path, root)
+    return os.path.abspath(path) if relative.startswith("..") else relative.replace(os.sep, "/")
+
+
+def to_picture(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
+    """Return the picture in `value`, as `Source.read` returns it.
+
+    Args:
+        where: name of the row in messages.
+
+    Raises:
+        ImageError: `value` is not a picture.
+        SourceError: `value` names a file that cannot be read now.
+    """
+    if isinstance(value, Mapping):
+        content = value.get("bytes")
+        value = value.get("path") if content is None else content
+    if isinstance(value, str | os.PathLike):
+        return _read_file(value, where, max_pixels)
+    if isinstance(value, bytes | bytearray | memoryview):
+        check_bytes(where, len(value), max_pixels)
+        return bytes(value)
+    if isinstance(value, Image.Image):
+        return _load(value, where, max_pixels)
+    if is_tensor(value):
+        return _image_from_array(_channels_last(value.detach().cpu().numpy()), where)
+    if isinstance(value, np.ndarray):
+        return _image_from_array(value, where)
+    reason = f"has {type(value).__name__} {value!r:.60}, not a picture"
+    if value is None:
+        reason = "has no picture"
+    raise ImageError(where, f"{reason}; {_EXPECTED}")
+
+
+def _read_file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
+    name = os.fsdecode(path)
+    if status_of(name) is None:
+        raise ImageError(where, f"its picture {name!r:.200} is not a file")
+    return read_picture(name, max_pixels)
+
+
+def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
+    """Decode the pixels of an image, which Pillow does not do when it opens a file, and return it."""
+    try:
+        check_pixels(*image.size, max_pixels)
+        image.load()
+    except TooLargeError as error:
+        raise ImageError(where, str(error)) from error
+    except Exception as error:  # decoders raise nearly anything on damaged bytes
+        raise ImageError(where, f"cannot be decoded ({reason_of(error)})") from error
+    return image
+
+
+def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Move the channels of a tensor to the end; a shape that may be either is torch's, channels first."""
+    return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
+
+
+def _image_from_array(array: npt.NDArray[Any], where: str) -> Image.Image:
+    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)
+    if array.dtype != np.uint8 or not fits or not array.size:
+        raise ImageError(
+            where,
+            f"is {array.dtype} {[*array.shape]}; expected uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], "
+            f"or a tensor with the channels first",
+            remedy="leave out the transform that changes it",
+        )
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether `value` has the methods of a torch tensor."""
+    return all(hasattr(value, name) for name in ("detach", "cpu", "numpy", "shape"))
+
+
+def reason_of(error: Exception) -> str:
+    """Return type and message of an exception of other libraries, or of a user's code, on one line."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text[:200]}" if text else name

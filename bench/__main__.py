@@ -1,7 +1,20 @@
-"""`python -m bench` is the command `bench`."""
+"""The command `bench`, also run as `python -m bench`."""
 
 import sys
 from pathlib import Path
+
+
+def entry_point() -> None:
+    """Run the console script."""
+    from precache.cli import commandline
+
+    try:
+        from bench import cli
+    except ImportError as error:  # a package of the extra `bench` is not installed
+        commandline.report_error(error, "bench")
+        sys.exit(2)
+    sys.exit(commandline.run(cli.main, "bench"))
+
 
 if __name__ == "__main__":
     # `python -m` puts the working folder first in the path, where a user's own loaders.py would be imported
@@ -9,6 +22,4 @@ if __name__ == "__main__":
     has_working_folder = not getattr(sys.flags, "safe_path", False)
     if has_working_folder and Path(sys.path[0]) != Path(__file__).parent.parent:
         del sys.path[0]
-    from bench.cli import entry_point
-
     entry_point()

@@ -49,7 +49,7 @@ def test_wheel_holds_the_packages_and_what_users_copy_but_no_tests(wheel: Path, 
     entry_points = next(name for name in names if name.endswith("entry_points.txt"))
     text = opened.read(entry_points).decode()
     assert "precache = precache.__main__:entry_point" in text
-    assert "bench = bench.cli:entry_point" in text
+    assert "bench = bench.__main__:entry_point" in text
 
 
 PYTHON_OF_MAKE = """#!/bin/sh

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
 from bench.machine.measurements import HardwareSpec, Probe, describe_pictures, prepare_probes, sample_jpegs
@@ -17,7 +16,7 @@ from bench.measure.trials import Trials
 from bench.report.hardware import PARTS, make_result
 from bench.report.result import Trial
 from loaders.device import find_device
-from precache.cli import commandline
+from precache.cli.commandline import PATH, debug_option
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
@@ -26,7 +25,7 @@ from precache.storage.staging import temporary_folder
 _GENERATED_PICTURES = 64  # where no tree is given; making more takes longer than measuring
 
 
-@click.command(name="hardware", cls=commandline.Command)
+@click.command(name="hardware", short_help="Measure how fast each part of this machine is.")
 @click.option("--data", type=PATH, help="Tree of pictures to decode, for all of which times are given.")
 @click.option(
     "--scratch",
@@ -37,6 +36,7 @@ _GENERATED_PICTURES = 64  # where no tree is given; making more takes longer tha
 @click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")
 @click.option("--seconds", default=0.5, show_default=True, help="Seconds of each repeat.")
 @output_options
+@debug_option
 def command(data: Path | None, scratch: Path, repeats: int, seconds: float, output: Output) -> None:
     """Measure how fast this machine copies, reads, decodes and multiplies, each alone.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, parse_numbers, price_option, run_options, split_names
+from bench.commands.options import parse_numbers, price_option, run_options, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import choose_candidates
@@ -14,7 +14,7 @@ from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from precache.cli import commandline
+from precache.cli.commandline import PATH, PLACE, debug_option
 from precache.engines import available_cpus
 from precache.errors import check_range
 from precache.storage.urls import Location
@@ -24,8 +24,6 @@ DATA = Path("data")
 
 @click.command(
     name="loaders",
-    cls=commandline.Command,
-    first=("backend", "trainer", "trainer_rate", "batch_size", "workers", "augment", "cold", "html_path"),
     short_help="Does the GPU wait, and with which loader, workers and batch size?",
     epilog=EPILOG,
 )
@@ -60,6 +58,7 @@ DATA = Path("data")
 )
 @price_option
 @output_options
+@debug_option
 def command(
     data: tuple[Location, ...],
     backend: str,

@@ -14,12 +14,10 @@ from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
 from loaders.device import find_device
-from precache.cli.commandline import LocalPath, PathOrUrl, combine_options
+from precache.cli.commandline import combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError
 
-PATH = LocalPath()
-PLACE = PathOrUrl()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}
 

@@ -12,12 +12,11 @@ from bench.measure.trials import can_keep_trials
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
-from precache.cli.commandline import STDOUT, LocalPath, check_output, combine_options, note
-from precache.cli.terminal import ProgressBar
+from precache.cli.commandline import PATH, STDOUT, check_output, combine_options
+from precache.cli.terminal import ProgressBar, note
 from precache.page import write as write_page
 from precache.reporting import Progress, explain_interruption, no_progress
 
-_PATH = LocalPath()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -66,12 +65,7 @@ class Output:
                     yield bar
 
     def finish(self, result: Result) -> None:
-        """Show the result, and write it to the files that the options name."""
-        if self.json_path == STDOUT:
-            click.echo(format_document(result.to_json()), nl=False)
-        elif not self.quiet:
-            showing = Showing(markdown=self.markdown, details=self.details)
-            show(result, showing, has_page=self.html_path is not None)
+        """Write the result to the files that the options name, then show it: its reader may end early."""
         is_written = self.json_path is None or self.json_path == STDOUT or self.json_path.is_file()
         # `Trials` has written its file already, but no device; a result that was read from another file is
         # not written yet
@@ -81,10 +75,14 @@ class Output:
         if self.html_path is not None:
             self.html_path.parent.mkdir(parents=True, exist_ok=True)
             write_page(self.html_path, make_page(result))
-        if not self.quiet and self.json_path != STDOUT:
+        if self.json_path == STDOUT:
+            click.echo(format_document(result.to_json()), nl=False)
+        elif not self.quiet:
+            showing = Showing(markdown=self.markdown, details=self.details)
+            show(result, showing, has_page=self.html_path is not None)
             for path in (self.json_path, self.html_path):
                 if path is not None:
-                    click.echo(f"wrote {path}")
+                    note(f"wrote {path}")
 
     def _describe_unfinished(self) -> str:
         """Return the end of the message with which a signal stops the block: which runs are kept."""
@@ -100,11 +98,11 @@ def output_options(function: _Function) -> _Function:
         "json_path": click.option(
             "--json",
             "json_path",
-            type=_PATH,
+            type=PATH,
             help="Keep finished runs and the result in this file: the same command goes on from it. "
             "'-' prints the result alone.",
         ),
-        "html_path": click.option("--html", "html_path", type=_PATH, help="Write a web page here."),
+        "html_path": click.option("--html", "html_path", type=PATH, help="Write a web page here."),
         "details": click.option("--details", is_flag=True, help="Print every column and finding."),
         "markdown": click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
         "quiet": click.option(

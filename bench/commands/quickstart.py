@@ -16,7 +16,7 @@ from bench.measure.comparison import Comparison, compare
 from bench.measure.settings import Settings
 from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.forecast import stored_size
-from precache.cli import commandline
+from precache.cli.commandline import debug_option
 from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import convert
 from precache.errors import SettingError
@@ -33,10 +33,11 @@ _TIMES = "conversions.json"
 """File beside the data that keeps the seconds of each conversion for later calls, which find it done."""
 
 
-@click.command(name="quickstart", cls=commandline.Command)
+@click.command(name="quickstart", short_help="Try the whole path on generated photographs.")
 @click.option("--images", default=768, show_default=True, help="Photographs of the sample tree.")
 @run_options("trainer_rate", "batches", "repeats", batches={"default": 12}, repeats={"default": 2})
 @price_option
+@debug_option
 def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     """Try the whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 

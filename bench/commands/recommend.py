@@ -14,8 +14,7 @@ from bench.measure.sample import train_images
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import stored_size as default_stored_size
-from precache.cli import commandline
-from precache.cli.commandline import LocalPath, combine_options
+from precache.cli.commandline import PlaceType, combine_options, debug_option
 from precache.cli.convert import DATA
 from precache.errors import SettingError, check_choice
 from precache.formats import FORMATS
@@ -79,24 +78,23 @@ def _parse_what_if(
 
 @click.command(
     name="recommend",
-    cls=commandline.Command,
-    first=("trainer", "trainer_rate", "size", "batch_size", "formats", "thorough"),
     short_help="What would converting a tree of pictures bring?",
     epilog=EPILOG,
 )
-@click.argument("src", type=LocalPath(source_path))
-@click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
+@click.argument("src", type=PlaceType(source_path))
+@combine_options("trial_options", dict, _TRIAL_OPTIONS)
 @click.option(
     "--format",
     "formats",
     help=f"all, or some of: {', '.join(FORMATS)}.  [default: {', '.join(_QUICK_FORMATS)}]",
 )
+@click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option(
     "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
 )
 @combine_options("changes", _parse_what_if, _WHAT_IF_OPTIONS)
-@combine_options("trial_options", dict, _TRIAL_OPTIONS)
 @output_options
+@debug_option
 def command(
     src: Path,
     thorough: bool,

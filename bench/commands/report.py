@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bench.commands.options import PATH, price_option
+from bench.commands.options import price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
 from bench.report import hardware, loaders, ranks, recommendation, watch
@@ -20,9 +20,9 @@ from bench.report.regression import (
 from bench.report.result import Document, Result
 from bench.report.stats import disturbance
 from bench.report.words import say
-from precache.cli import commandline
-from precache.cli.commandline import STDOUT
-from precache.errors import SettingError, check_share
+from precache.cli.commandline import PATH, STDOUT, debug_option
+from precache.cli.terminal import note
+from precache.errors import SettingError, check_share, printable
 from precache.reporting import quantity
 
 
@@ -78,9 +78,7 @@ def read_result(path: Path, gpu_price: float | None = None) -> Result:
         ) from error
 
 
-@click.command(
-    name="report", cls=commandline.Command, short_help="Show a result again; compare two of the same work."
-)
+@click.command(name="report", short_help="Show a result again; compare two of the same work.")
 @click.argument("paths", metavar="RESULT.json [AFTER.json]", type=PATH, nargs=-1, required=True)
 @click.option(
     "--tolerance",
@@ -91,6 +89,7 @@ def read_result(path: Path, gpu_price: float | None = None) -> Result:
 @click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
 @price_option
 @output_options
+@debug_option
 def command(
     paths: tuple[Path, ...], tolerance: float, force: bool, gpu_price: float | None, output: Output
 ) -> None:
@@ -156,7 +155,7 @@ def _write_json(path: Path, content: object, *, quiet: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
     if not quiet:
-        click.echo(f"wrote {path}")
+        note(f"wrote {path}")
 
 
 def _show_differences(
@@ -170,7 +169,7 @@ def _show_differences(
         table.show()
     for (path, _), names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
         for name in names:
-            click.echo(f"only in {path}: {name}")
+            click.echo(printable(f"only in {path}: {name}"))
     for path, result in results:
         disturbed = disturbance(loaders.other_cpu_share(result.trials), then="")
         if disturbed:

@@ -14,12 +14,11 @@ from bench.report.result import Result, format_document, make_document, parse_do
 from bench.report.watch import make_result, stream_to_trial
 from bench.watch.build_line import describe_build
 from bench.watch.run import WatchedRun, command_line, watch
-from precache.cli import commandline
-from precache.cli.commandline import STDOUT, check_output
+from precache.cli.commandline import STDOUT, check_output, debug_option
 from precache.errors import SettingError
 
 
-class _Command(commandline.Command):
+class _Command(click.Command):
     """Command that leaves the options behind `-m MODULE` to the module, as `python -m` does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -52,6 +51,7 @@ class _Command(commandline.Command):
 @click.option("--whole", is_flag=True, help="Let the script go on to its end.")
 @price_option
 @output_options
+@debug_option
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     module: str | None,

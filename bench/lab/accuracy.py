@@ -50,7 +50,6 @@ from loaders.device import find_device
 from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
 from loaders.examples.train import Learner
 from loaders.transfer import normalise
-from precache.cli import commandline
 from precache.cli.terminal import ProgressBar
 from precache.errors import DatasetError, SettingError, check_choice
 from precache.sources.tree import scan_tree
@@ -294,7 +293,7 @@ def _judging(function: Callable[..., Any]) -> Callable[..., Any]:
     return baseline(margin(function))
 
 
-@click.group(cls=commandline.Group)
+@click.group()
 def command() -> None:
     """Train the same model from several loaders of the same pictures, and compare them."""
 

@@ -25,7 +25,6 @@ from bench.lab.libraries import SQUARE_WRITERS
 from bench.lab.peers import find_libraries, write_pictures
 from bench.measure.processes import run_command
 from bench.report.table import Table
-from precache.cli import commandline
 from precache.conversion.shard_writer import ShardTask, finish_shard, write_shard
 from precache.dataset.index import checksum_of
 from precache.dataset.statistics import PixelSums
@@ -81,7 +80,7 @@ def convert_by_library(name: str, scan: Scan, workers: int, python: str) -> dict
     return {"images_per_s": len(scan.samples) / wall_s}
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.argument("tree", type=click.Path(path_type=Path))
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="shards", show_default=True)
 @click.option("--squares", is_flag=True, help=f"Store squares of {_SIDE} pixels, beside other libraries.")

@@ -25,7 +25,6 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import FigureColumn
 from bench.report.table import Table
-from precache.cli import commandline
 from precache.sources.tree import scan_tree
 
 _IMAGEFOLDER = "torchvision's ImageFolder"
@@ -65,7 +64,7 @@ def measure_in_process(name: str, tree: Path) -> dict[str, float]:
         return pool.submit(measure, name, tree).result()
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.argument("tree", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--repeats", default=5, show_default=True, help="Turns of each.")
 def command(tree: Path, repeats: int) -> None:

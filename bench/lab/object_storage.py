@@ -32,7 +32,6 @@ from bench.lab.harness import FigureColumn
 from bench.measure.processes import run_in_process
 from bench.report.table import Table
 from precache import open_dataset
-from precache.cli import commandline
 from precache.errors import SettingError
 from precache.storage.objects import ObjectStore
 from precache.storage.staging import temporary_folder
@@ -172,7 +171,7 @@ def run(
         return {"first": first, "second": second, "mb_per_s": first * sum(sizes.values()) / images / 1e6}
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--latency-ms", default=50.0, show_default=True, help="Milliseconds before each answer.")
 @click.option(

@@ -34,7 +34,6 @@ from bench.report.table import Table
 from loaders.dataset import open_split
 from loaders.read.blocks import BLOCK_BYTES, read_block
 from precache import Recipe, convert
-from precache.cli import commandline
 from precache.errors import WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
@@ -217,7 +216,7 @@ def peer_runs(
     return {PEERS[name].title: run_of(name) for name in names}
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.argument("tree", type=click.Path(path_type=Path))
 @click.option(
     "--peer-python", default=sys.executable, help="Python that has the libraries.  [default: this one]"

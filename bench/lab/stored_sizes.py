@@ -28,7 +28,6 @@ from loaders.augment import RandomAugmentation, centre_boxes, draw_augmentation
 from loaders.dataset import RAW, open_split
 from loaders.settings import AugmentName
 from precache import Recipe, convert
-from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
 from precache.pictures import images
 from precache.pictures.jpeg import psnr
@@ -175,7 +174,7 @@ def store_by_each_method(tree: Path, size: int, folder: Path) -> dict[StorageMet
     return paths
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.argument("tree", type=click.Path(path_type=Path))
 @click.option("--size", default=224, show_default=True, help="Side of the served squares, pixels.")
 @click.option(

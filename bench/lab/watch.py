@@ -30,7 +30,6 @@ from bench.report.table import Table
 from bench.report.waiting import Change, Machine, find_changes
 from bench.report.watch import make_result, stream_from_trial
 from bench.report.words import machine_line, percent
-from precache.cli import commandline
 from precache.errors import SettingError, WorkerError, check_choice
 
 _LIBRARIES = {"lightning": "pytorch_lightning"}
@@ -196,7 +195,7 @@ def _format_options(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-@click.command(cls=commandline.Command)
+@click.command()
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Trainings to watch.")
 @click.option("--waits", "shares", default="0,0.2,0.4,0.6,0.8", show_default=True, help="Waits to put in.")
 @click.option("--batches", default=100, show_default=True, help="Batches to watch of each training.")

@@ -51,7 +51,8 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
             *skipped,
             *notes,
         ]
-        click.echo("\n\n".join(part for part in parts if part))
+        lines = "\n\n".join(part for part in parts if part).split("\n")
+        click.echo("\n".join(map(printable, lines)))
         return
     for paragraph in paragraphs:
         say(paragraph)
@@ -59,9 +60,9 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
     if result.rows:
         table.show()
     for row in rows_with_lines(result):
-        click.echo(f"\n{row.name}:\n{printable_lines(row)}")
+        click.echo(f"\n{printable(row.name)}:\n{printable_lines(row)}")
     for line in skipped:
-        click.echo(line)
+        click.echo(printable(line))
     click.echo()
     for note in filter(None, notes):
         say(note)

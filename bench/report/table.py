@@ -17,6 +17,7 @@ from bench.report.stats import Estimate
 from bench.report.words import WIDTH, duration, number, percent
 from precache import page
 from precache.cli.terminal import new_console
+from precache.errors import printable
 from precache.reporting import human_bytes
 
 
@@ -148,7 +149,7 @@ class Table:
                 table.add_column(self.titles[column], justify="left" if is_left else "right", no_wrap=True)
             for position, row in enumerate(self.rows):
                 style = "bold" if position in self.bold else ""
-                table.add_row(*(row[column] for column in columns), style=style)
+                table.add_row(*(printable(row[column]) for column in columns), style=style)
             if table_number > 0:
                 console.print()
             console.print(table)

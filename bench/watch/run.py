@@ -27,7 +27,6 @@ import psutil
 
 from bench.machine.monitor import OtherProcesses
 from bench.report.waiting import FEWEST, Event, Machine, warm_up
-from precache.cli import terminal
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean, os_errors_as
 from precache.storage.records import read_json_lines
@@ -142,7 +141,6 @@ def watch(
                         _request_measurements(folder, progress)
             except KeyboardInterrupt:
                 interrupted = True
-                terminal.pending_interrupts.clear()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_CTRL_C_S)  # a terminal sends Ctrl-C to the script, too
             ended = interrupted or process.poll() is None

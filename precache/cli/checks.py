@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 import precache
-from precache.cli.commandline import Command, LocalPath, PathOrUrl, check_output, note
+from precache.cli.commandline import PATH, PLACE, PlaceType, check_output, debug_option
 from precache.cli.convert import RAW, deeper_line, ignored_lines
-from precache.cli.terminal import ProgressBar
+from precache.cli.terminal import ProgressBar, new_console, note
 from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.kinds import kind_without_decoder
@@ -22,9 +22,9 @@ _FIRST_CLASSES = 10
 _MINUTE_S = 60
 
 
-@click.command(name="verify", cls=Command)
-@click.argument("dst", type=PathOrUrl())
-@click.argument("others", metavar="[SRC | DST ...]", type=PathOrUrl(), nargs=-1)
+@click.command(name="verify", short_help="Compare the files of a dataset with its checksums.")
+@click.argument("dst", type=PLACE)
+@click.argument("others", metavar="[SRC | DST ...]", type=PLACE, nargs=-1)
 @click.option(
     "--deep",
     is_flag=True,
@@ -34,6 +34,7 @@ _MINUTE_S = 60
     "--root", help="Folder where the pictures of a table SRC lie now.  [default: as when converted]"
 )
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
+@debug_option
 def verify_command(
     dst: Location,
     others: tuple[Location, ...],
@@ -107,12 +108,12 @@ def _convert_command(dst: Location, source: Location | str) -> str:
     return f"{shell_command('precache convert', source, dst)} {flags} --overwrite"
 
 
-@click.command(name="check", cls=Command)
-@click.argument("src", type=LocalPath(source_path), default=RAW)
+@click.command(name="check", short_help="Decode every picture of a tree, and list the damaged ones.")
+@click.argument("src", type=PlaceType(source_path), default=RAW)
 @click.option(
     "--list",
     "list_file",
-    type=LocalPath(),
+    type=PATH,
     help="Write the list here.  [default: SRC.rejected.csv]",
 )
 @click.option(
@@ -120,6 +121,7 @@ def _convert_command(dst: Location, source: Location | str) -> str:
 )
 @click.option("--class-depth", type=int, help=option_help()["class_depth"])
 @click.option("--workers", type=int, help="Worker processes; 0 decodes in this one.  [default: one per CPU]")
+@debug_option
 def check_command(
     src: Path, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
 ) -> None:
@@ -153,20 +155,21 @@ def check_command(
     _print_result(problems, f"{src}: {subject} can be decoded")
 
 
-@click.command(name="inspect", cls=Command)
-@click.argument("dst", type=PathOrUrl())
+@click.command(name="inspect", short_help="Show what a dataset holds, also as JSON or a web page.")
+@click.argument("dst", type=PLACE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "--html",
-    type=LocalPath(),
+    type=PATH,
     help="Write a web page: pictures, splits, classes, sizes, what was left out.",
 )
 @click.option(
     "--duplicates",
-    type=LocalPath(),
+    type=PATH,
     help="Write a CSV file of the pictures of equal content: group, split, label, path.",
 )
 @click.option("--all-classes", is_flag=True, help="Show every class, not the first few.")
+@debug_option
 def inspect_command(
     dst: Location, as_json: bool, html: Path | None, duplicates: Path | None, all_classes: bool
 ) -> None:
@@ -193,8 +196,6 @@ def inspect_command(
 def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes: bool) -> None:
     """Print samples per class, the first ten unless `all_classes`, then what was left out, then the facts."""
     from rich.table import Table
-
-    from precache.cli.terminal import new_console
 
     manifest, console = dataset.manifest, new_console()
     shown = len(manifest.classes) if all_classes else _FIRST_CLASSES

@@ -10,12 +10,12 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import Command, LocalPath, combine_options, note, parse_bytes, parse_share
-from precache.cli.terminal import ProgressBar
+from precache.cli.commandline import PlaceType, combine_options, debug_option, parse_bytes, parse_share
+from precache.cli.terminal import ProgressBar, note
 from precache.conversion.convert import Conversion
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
-from precache.errors import SettingError, printable, shell_command
+from precache.errors import SettingError, shell_command
 from precache.formats import FORMATS
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
@@ -88,14 +88,9 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(cell for cell in cells if cell)
 
 
-@click.command(
-    name="convert",
-    cls=Command,
-    first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "without"),
-    short_help="Convert a folder of pictures, a table or tars into a dataset that loads fast.",
-)
-@click.argument("src", type=LocalPath(source_path), default=RAW)
-@click.argument("dst", type=LocalPath(destination_path), required=False)
+@click.command(name="convert", short_help="Convert pictures into a dataset that loads fast.")
+@click.argument("src", type=PlaceType(source_path), default=RAW)
+@click.argument("dst", type=PlaceType(destination_path), required=False)
 @click.option("--format", "format_name", help=f"What to write: {', '.join(FORMATS)}.")
 @click.option(
     "--size",
@@ -104,10 +99,20 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     help="Maximum shorter side in pixels; with --fit crop, pad or stretch: side of a square or WIDTHxHEIGHT.",
 )
 @click.option(
-    "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality, in webdataset and dali."
+    "--fit", default="keep", show_default=True, help=f"How pictures get that size: {', '.join(FITS)}."
 )
 @click.option(
-    "--fit", default="keep", show_default=True, help=f"How pictures get that size: {', '.join(FITS)}."
+    "--splits",
+    default=DEFAULT_SPLITS,
+    show_default=True,
+    help="Share of each split, as train=0.8,val=0.2; or a file with lines path,split.",
+)
+@click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
+@combine_options("running", dict, RUNNING_FLAGS)
+@combine_options("options", _source_options, _SOURCE_FLAGS)
+@combine_options("most_rejects", _most_rejects, _REJECTS)
+@click.option(
+    "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality, in webdataset and dali."
 )
 @click.option("--enlarge", is_flag=True, help="With --fit keep, enlarge smaller pictures to --size, too.")
 @click.option(
@@ -133,19 +138,10 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
 @click.option(
-    "--splits",
-    default=DEFAULT_SPLITS,
-    show_default=True,
-    help="Share of each split, as train=0.8,val=0.2; or a file with lines path,split.",
-)
-@click.option(
     "--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, counted as decoded pixels."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the order on disk and of the splits.")
-@combine_options("running", dict, RUNNING_FLAGS)
-@click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
-@combine_options("most_rejects", _most_rejects, _REJECTS)
-@combine_options("options", _source_options, _SOURCE_FLAGS)
+@debug_option
 def convert(
     src: Path,
     dst: Path | None,
@@ -224,7 +220,7 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         note(f"{destination}: already converted with these settings; nothing to do")
         return
     if decoder_warning := _missing_decoders(manifest):
-        click.echo(printable(f"WARNING: {destination}: {decoder_warning}"), err=True)
+        note(f"WARNING: {destination}: {decoder_warning}", err=True)
     note(
         f"{destination}: {quantity(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
@@ -240,14 +236,14 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         note(f"  {line}")
     damaged = [rejected for rejected in manifest.rejected if not kind_without_decoder(rejected.reason)]
     for rejected in damaged[:10]:
-        click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
+        note(f"  rejected {rejected.path}: {rejected.reason}", err=True)
     for line in ignored_lines(manifest, pictures_only=True):
-        click.echo(printable(f"  {line}"), err=True)
+        note(f"  {line}", err=True)
     count = len(manifest.rejected)
     if count:
         left_out = f"{quantity(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         list_file = destination / REJECTED_NAME
-        click.echo(printable(f"  WARNING: {left_out}; {list_file} says which and why"), err=True)
+        note(f"  WARNING: {left_out}; {list_file} says which and why", err=True)
 
 
 def _missing_decoders(manifest: Manifest) -> str:

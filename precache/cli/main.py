@@ -14,20 +14,16 @@ import click
 import precache
 from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
-from precache.cli.commandline import LocalPath, note
+from precache.cli.commandline import PATH, debug_option
 from precache.cli.convert import RAW, convert
-from precache.cli.terminal import ProgressBar
+from precache.cli.terminal import ProgressBar, note
 from precache.reporting import human_bytes, quantity
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
 
-_FIRST = ("convert", "verify", "inspect", "check")
-"""Commands that a newcomer needs, in this order."""
-_PATH = LocalPath()
 
-
-@click.group(cls=commandline.Group, name="precache", first=_FIRST)
+@click.group(name="precache")
 @click.option(
     "--version",
     is_flag=True,
@@ -40,8 +36,10 @@ def main() -> None:
     """Convert pictures, once, into datasets that do not keep a GPU waiting.
 
     \b
+    precache check photos
     precache convert photos data/shards --format shards --size 256
     precache verify data/shards
+    precache inspect data/shards --html page.html
     """
     logging.basicConfig(format="WARNING: %(message)s")  # shows this level and those above it
 
@@ -60,8 +58,8 @@ def _show_versions(context: click.Context) -> None:
     context.exit()
 
 
-@main.command(name="sample")
-@click.argument("dst", type=_PATH, default=RAW)
+@main.command(name="sample", short_help="Generate photographs to try it with.")
+@click.argument("dst", type=PATH, default=RAW)
 @click.option("--images", default=512, show_default=True, help="Pictures to generate.")
 @click.option("--classes", default=16, show_default=True, help="Class folders to spread them over.")
 @click.option(
@@ -70,6 +68,7 @@ def _show_versions(context: click.Context) -> None:
 @click.option(
     "--like", default="imagenet", show_default=True, help="Data set that they resemble: imagenet or caltech."
 )
+@debug_option
 def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -> None:
     """Generate photographs in class folders in DST (default data/raw).
 
@@ -84,10 +83,11 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
     note(f"{dst}: {quantity(images, 'picture')} in {quantity(classes, 'class', 'classes')}")
 
 
-@main.command(name="push")
-@click.argument("dst", type=LocalPath())
+@main.command(name="push", short_help="Copy a dataset to an object storage.")
+@click.argument("dst", type=PATH)
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
+@debug_option
 def push_command(dst: Path, url: str, overwrite: bool) -> None:
     """Copy the converted dataset in DST to URL: s3://, gs:// or az://.
 
@@ -100,9 +100,10 @@ def push_command(dst: Path, url: str, overwrite: bool) -> None:
     note(f"{url}: {_transfer_text(transfer, 'sent')}")
 
 
-@main.command(name="pull")
+@main.command(name="pull", short_help="Copy a dataset from an object storage.")
 @click.argument("url")
-@click.argument("dst", type=LocalPath())
+@click.argument("dst", type=PATH)
+@debug_option
 def pull_command(url: str, dst: Path) -> None:
     """Copy the converted dataset at URL into the folder DST; every file's checksum is checked.
 

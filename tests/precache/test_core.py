@@ -44,8 +44,9 @@ import sys
 packages = sys.argv[1].split(",")
 sys.modules[packages[0]] = None  # cannot be imported
 if sys.argv[2:]:
-    import bench.cli
-    sys.exit(bench.cli.commandline.run(bench.cli.main, "bench", sys.argv[2:]))
+    from bench.__main__ import entry_point
+    del sys.argv[1]
+    entry_point()
 for package in packages:
     for name in list(sys.modules):
         if sys.modules[name] is None or name.split(".")[0] in (package, "loaders", "precache"):

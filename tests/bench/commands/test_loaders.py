@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.cli import COMMANDS, FIRST
 from bench.commands import loaders as command
 from bench.measure.profile import STEP, STEPS, WAIT
 from bench.measure.ranks import launch_ranks
@@ -23,17 +22,6 @@ from tests.command import ROOT, check_bad_input
 
 QUICK = ("--batch-size", 8, "--batches", 2, "--warmup", 1, "--repeats", 1, "--size", 32, "--workers", 1)
 SHARDS = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none", "--device", "cpu")
-
-
-def test_help_lists_the_commands_for_newcomers_first(bench: Bench) -> None:
-    first, others = bench("--help").stdout.partition("Start here:\n")[2].split("More:\n")
-    names = [[line.split()[0] for line in part.splitlines() if line[:3].strip()] for part in (first, others)]
-    assert names == [list(FIRST), sorted(set(COMMANDS) - set(FIRST))]
-
-
-def test_help_of_loaders_hides_rare_options_and_help_all_lists_them(bench: Bench) -> None:
-    assert "--repeats" not in bench("loaders", "--help").stdout
-    assert "--repeats" in bench("loaders", "--help-all").stdout
 
 
 def test_bench_refuses_to_run_in_several_processes_of_torchrun(

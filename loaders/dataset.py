@@ -631,7 +631,7 @@ def _check_no_tree_setting(name: str, value: object, dataset: ConvertedDataset) 
     """Raise SettingError if a setting for raw trees is given for a converted dataset."""
     if value is not None:
         raise SettingError(
-            f"{name} {value!r}: {dataset.place} is converted, with the splits "
+            f"{name} {value!r}: {dataset.location} is converted, with the splits "
             f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes",
             remedy=f"leave it out, or convert again with {flag_name(name)}",
         )
@@ -654,7 +654,7 @@ def _open_converted(dataset: ConvertedDataset, split: str, may_lack: bool) -> Sp
     index, statistics = dataset.read_index(split), dataset.manifest.statistics
     rejected_ids = [picture.id for picture in dataset.manifest.rejected]
     files = DatasetFiles(
-        path=dataset.place,
+        path=dataset.location,
         digest=dataset.digest,
         highest_id=max([int(index.columns["ids"].values.max()), *rejected_ids]),
         shards=shards,
@@ -778,7 +778,7 @@ class ShardPart:
         """Return first byte and number of bytes of each range to fetch, those of the samples first."""
         sample_ranges = self._sample_ranges()
         ranges: list[tuple[int, int]] = sample_ranges[self.rows].tolist()
-        if FORMATS[self.whole.kind].place_samples is not None:  # the index is within the shard
+        if FORMATS[self.whole.kind].compute_ranges is not None:  # the index is within the shard
             start, end = int(sample_ranges[0, 0]), int(sample_ranges[-1].sum())
             ranges += [(0, start), (end, int(self.whole.shard_bytes[self.number]) - end)]
         return ranges
@@ -811,10 +811,10 @@ class ShardPart:
     def _sample_ranges(self) -> Ints:
         """Return first byte and number of bytes of each sample of the shard, int64 [samples, 2]."""
         form = FORMATS[self.whole.kind]
-        if form.place_samples is None:
+        if form.compute_ranges is None:
             return form.find_samples(Path(self.whole.files[self.number]))
         shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
-        return form.place_samples(shapes, self.whole.channels)
+        return form.compute_ranges(shapes, self.whole.channels)
 
 
 def fetch_in_parts(data: SplitData, weights: Weights | None) -> SplitData:

@@ -29,7 +29,7 @@ from precache.errors import (
     check_choice,
 )
 from precache.formats import FORMATS
-from precache.formats.base import Places
+from precache.formats.base import ByteRanges
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.kinds import decoder_kinds
@@ -182,8 +182,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
                 raise _tree_setting_error("loader", precache)
             root = convert_on_first_use(root, precache, recipe, splits, class_depth)
             splits = class_depth = None  # the folder has them
-        place = str(root) if isinstance(root, Url) else root
-        VisionDataset.__init__(self, place, transform=transform, target_transform=target_transform)
+        shown_root = str(root) if isinstance(root, Url) else root
+        VisionDataset.__init__(self, shown_root, transform=transform, target_transform=target_transform)
         self.extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
         self._split, self._decode, self._kind = split, decode, RAW
         self._class_depth = 1 if class_depth is None else class_depth
@@ -302,7 +302,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     def samples(self) -> list[tuple[str, Any]]:
         """List of (path, label); see the class."""
         assert self._data is not None
-        return [(self._data.path_at(place), label) for place, label in enumerate(self._data.targets())]
+        return [(self._data.path_at(position), label) for position, label in enumerate(self._data.targets())]
 
     @cached_property
     def imgs(self) -> list[tuple[str, Any]]:
@@ -386,7 +386,7 @@ class StoredPictures:
     def __init__(self, data: SplitData, decode: str) -> None:
         self._data, self._decode = data, decode
         self._check = SampleCheck(data, "first-read")
-        self._byte_ranges: dict[int, Places] = {}  # of the samples of each shard read so far
+        self._byte_ranges: dict[int, ByteRanges] = {}  # of the samples of each shard read so far
         self._positions: dict[str, int] = {}  # for all paths, once a path was not that of its position
 
     def __call__(self, path: str, position: int = -1) -> Picture:
@@ -503,20 +503,20 @@ def _list_files(data: SplitData, root: str | os.PathLike[str]) -> list[tuple[str
     return list(zip(paths, data.labels.tolist(), strict=True))
 
 
-def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -> Places:
+def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -> ByteRanges:
     """Return where the samples of the shard at `path` lie.
 
     Raises:
-        DatasetError: the shard does not have its size, or its index names places that are not in it.
+        DatasetError: the shard does not have its size, or its index names ranges that are not in it.
     """
     check.compare_size(shard)
-    places = FORMATS[data.kind].find_samples(path)
+    ranges = FORMATS[data.kind].find_samples(path)
     samples, shard_bytes = data.whole.shard_samples[shard], data.shard_bytes[shard]
-    if len(places) != samples or (places > shard_bytes).any():
+    if len(ranges) != samples or (ranges > shard_bytes).any():
         raise DatasetError(
-            f"its index names {len(places):,} samples up to byte {places.max(initial=0):,}, it has "
+            f"its index names {len(ranges):,} samples up to byte {ranges.max(initial=0):,}, it has "
             f"{samples:,} in {shard_bytes:,} bytes",
             path=data.files[shard],
             remedy=data.verify_remedy(shard),
         )
-    return places
+    return ranges

@@ -22,7 +22,7 @@ from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
-from precache.formats.base import Places
+from precache.formats.base import ByteRanges
 from precache.pictures import images, jpeg
 from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
@@ -138,7 +138,7 @@ class EncodedPictures:
         self._check = SampleCheck(data, spec.reading.check)
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         self._at_random = spec.shuffle == "full" and (data.kind == RAW or FORMATS[data.kind].has_byte_ranges)
-        self._byte_ranges: dict[int, Places] = {}  # shard -> start and size of each sample
+        self._byte_ranges: dict[int, ByteRanges] = {}  # shard -> start and size of each sample
 
     def read(self, requests: Iterator[Request]) -> Generator[EncodedBatch, None, None]:
         """Yield each request with its pictures, in order.
@@ -240,7 +240,7 @@ class EncodedPictures:
             raise ValueError("other samples")
         return self._compare(request, shards.tolist(), samples)
 
-    def _find_byte_ranges(self, number: int) -> Places:
+    def _find_byte_ranges(self, number: int) -> ByteRanges:
         """Start and size of each sample of shard `number`, in bytes."""
         while len(self._byte_ranges) >= _MAX_RANGES:
             del self._byte_ranges[next(iter(self._byte_ranges))]

@@ -44,11 +44,11 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
         dataset = open_dataset(path)
     except (ManifestError, IndexFileError) as error:  # without them the other files are unknown
         return [str(error).rpartition("; ")[0]]
-    files, place = dataset.manifest.files, dataset.place
-    if isinstance(place, Url):
-        problems = object_problems(ObjectStore(place), files)
+    files, location = dataset.manifest.files, dataset.location
+    if isinstance(location, Url):
+        problems = object_problems(ObjectStore(location), files)
     else:
-        problems = (file_problem(place, file) for file in files)
+        problems = (file_problem(location, file) for file in files)
     return [problem for problem in problems if problem is not None]
 
 

@@ -131,7 +131,7 @@ class ConvertedDataset:
     folder: OpenedFolder | None = None
 
     @property
-    def place(self) -> Location:
+    def location(self) -> Location:
         """Folder or URL of the dataset, for messages."""
         return self.path if self.mirror is None else self.mirror.url
 
@@ -210,16 +210,16 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
         DatasetError: there is no such folder, or no manifest in it, or it is damaged, edited or too new.
         StorageError: the storage at the URL refuses, or does not answer.
     """
-    place = locate(path)
-    if isinstance(place, Path):
+    location = locate(path)
+    if isinstance(location, Path):
         status = _manifest_status(
-            place
+            location
         )  # before the manifest is read, to detect that it is replaced meanwhile
-        raw = read_manifest(place)
-        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, local_file_in_folder(place))
-        folder = OpenedFolder(place, status, digest)
-        return ConvertedDataset(place, manifest, digest, folder=folder)
-    url = place
+        raw = read_manifest(location)
+        manifest, digest = parse_manifest(raw, location / MANIFEST_NAME, local_file_in_folder(location))
+        folder = OpenedFolder(location, status, digest)
+        return ConvertedDataset(location, manifest, digest, folder=folder)
+    url = location
 
     def fetch() -> ConvertedDataset:
         return dataset_from_manifest(url, read_manifest(url), cache)
@@ -241,19 +241,19 @@ def dataset_from_manifest(url: Url, raw: bytes, cache: "Cache | None" = None) ->
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
-def read_manifest(place: Location) -> bytes:
+def read_manifest(location: Location) -> bytes:
     """Read the bytes of the manifest of the dataset in a folder or at a URL; raises as `open_dataset`."""
-    if isinstance(place, Path):
+    if isinstance(location, Path):
         try:
-            return read_regular(place / MANIFEST_NAME)
+            return read_regular(location / MANIFEST_NAME)
         except OSError as error:
-            raise _not_converted_error(place, error) from error
+            raise _not_converted_error(location, error) from error
     try:
-        return ObjectStore(place).get(MANIFEST_NAME)
+        return ObjectStore(location).get(MANIFEST_NAME)
     except ObjectNotFoundError as error:
         raise DatasetError(
             f"not a converted dataset (no {MANIFEST_NAME} there)",
-            path=place,
+            path=location,
             remedy="check the URL, and that the upload was finished; pictures are copied to this machine, "
             "converted, and pushed",
         ) from error

@@ -101,7 +101,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_c
     sheet_rows = _rows_of_sheet(index, manifest)
     class_rows = _rows_of_classes(index, manifest, class_count)
     pictures = _read_pictures(dataset, index, [row for rows in (sheet_rows, *class_rows) for row in rows])
-    title = f"{_name(dataset.place)}: {quantity(manifest.samples, 'picture')}"
+    title = f"{_name(dataset.location)}: {quantity(manifest.samples, 'picture')}"
     if manifest.classes:
         title += f" in {quantity(len(manifest.classes), 'class', 'classes')}"
     parts = [
@@ -151,7 +151,7 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     }[manifest.target]
     fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     result = {
-        "dataset": str(dataset.place),
+        "dataset": str(dataset.location),
         "format": manifest.recipe.format,
         "pictures": f"{manifest.samples:,}{labelled} ({splits})",
     }
@@ -167,7 +167,7 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     result["stored as"] = _describe_storage(manifest.recipe)
     for split, statistics in manifest.statistics.items():
         result[f"pixels of {split}"] = str(statistics)
-    command = shell_command("precache convert SRC", dataset.place)
+    command = shell_command("precache convert SRC", dataset.location)
     result["made with"] = f"{command} {manifest.to_flags()}"
     result["made by"] = _describe_software(manifest.made_by)
     return result
@@ -273,7 +273,7 @@ def _read_pictures(
             raise DatasetError(
                 f"ends before its sample {last - start + 1:,} (truncated?)",
                 path=path,
-                remedy=f"run: {shell_command('precache verify', dataset.place)}",
+                remedy=f"run: {shell_command('precache verify', dataset.location)}",
             )
     return pictures
 
@@ -383,5 +383,5 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
-def _name(place: Location) -> str:
-    return place.name if isinstance(place, Url) else os.path.basename(os.path.realpath(place))
+def _name(location: Location) -> str:
+    return location.name if isinstance(location, Url) else os.path.basename(os.path.realpath(location))

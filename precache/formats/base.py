@@ -17,7 +17,7 @@ from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-Places: TypeAlias = npt.NDArray[np.int64]
+ByteRanges: TypeAlias = npt.NDArray[np.int64]
 """First byte and number of bytes of each of n samples in their shard, int64 [n, 2]."""
 
 
@@ -78,20 +78,20 @@ class StoredSample:
         return self.data
 
 
-def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> Places:
-    """Read the places of samples from the text index at `path`.
+def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> ByteRanges:
+    """Read the byte ranges of samples from the text index at `path`.
 
     Args:
         path: path of the index beside a shard.
-        parse: makes places of the lines, each split into words; raises ValueError or KeyError for damage.
+        parse: makes ranges of the lines, each split into words; raises ValueError or KeyError for damage.
 
     Raises:
         DatasetError: the index cannot be read, or is damaged.
     """
     try:
         lines = [line.split() for line in read_regular(path).decode("ascii").splitlines()]
-        places = np.array([*parse(lines)], np.int64).reshape(-1, 2)
-        if np.any(places < 0):
+        ranges = np.array([*parse(lines)], np.int64).reshape(-1, 2)
+        if np.any(ranges < 0):
             raise ValueError("a negative number")
     except OSError as error:
         raise DatasetError(
@@ -101,7 +101,7 @@ def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int
         raise DatasetError(
             f"cannot be read as an index ({error})", path=path, remedy=shard_remedy(path)
         ) from error
-    return places
+    return ranges
 
 
 class ShardWriter(Protocol):
@@ -166,7 +166,7 @@ class Format:
             [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
             A format whose samples are no byte ranges leaves this and `read_sample` out.
         read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
-        place_samples: computes what `find_samples` reads, from height and width of each picture, int64
+        compute_ranges: computes what `find_samples` reads, from height and width of each picture, int64
             [n, 2], and the number of channels. None: that takes the index file.
     """
 
@@ -178,9 +178,9 @@ class Format:
     backend: str
     bytes_per_sample: int
     bytes_per_shard: int
-    find_samples: Callable[[Path], Places] = _refuse_single_samples
+    find_samples: Callable[[Path], ByteRanges] = _refuse_single_samples
     read_sample: Callable[[bytes], StoredSample] = _refuse_single_samples
-    place_samples: Callable[[Ints, int], Places] | None = None
+    compute_ranges: Callable[[Ints, int], ByteRanges] | None = None
 
     @property
     def has_byte_ranges(self) -> bool:

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, shard_remedy
+from precache.formats.base import ByteRanges, Format, Sample, StoredSample, open_shard, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -101,7 +101,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), shard.read_picture(row))
 
 
-def find_samples(path: Path) -> Places:
+def find_samples(path: Path) -> ByteRanges:
     """Find first byte and number of bytes of each picture of the shard at `path`, int64 [n, 2]."""
     with ShardFile(path) as shard:
         return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
@@ -206,7 +206,7 @@ def picture_starts(shapes: Shapes, channels: int) -> Shapes:
     return DATA_START + _offsets(shapes, channels)[0]
 
 
-def place_samples(shapes: Shapes, channels: int) -> Places:
+def compute_ranges(shapes: Shapes, channels: int) -> ByteRanges:
     """Compute first byte and number of bytes of each picture in a shard of these `shapes`, int64 [n, 2]."""
     return np.stack((picture_starts(shapes, channels), shapes.prod(axis=1) * channels), axis=1)
 
@@ -321,5 +321,5 @@ FORMAT = Format(
     find_samples=find_samples,
     # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
-    place_samples=place_samples,
+    compute_ranges=compute_ranges,
 )

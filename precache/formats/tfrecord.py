@@ -26,7 +26,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import Format, Places, Sample, StoredSample, read_index, shard_remedy
+from precache.formats.base import ByteRanges, Format, Sample, StoredSample, read_index, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -75,7 +75,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         ) from error
 
 
-def find_samples(path: Path) -> Places:
+def find_samples(path: Path) -> ByteRanges:
     """Read first byte and number of bytes of each record of the file at `path` from the index beside it."""
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 

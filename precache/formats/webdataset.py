@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import Format, Places, Sample, StoredSample, read_index, shard_remedy
+from precache.formats.base import ByteRanges, Format, Sample, StoredSample, read_index, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -87,7 +87,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         ) from error
 
 
-def find_samples(path: Path) -> Places:
+def find_samples(path: Path) -> ByteRanges:
     """Read first byte and bytes of each picture, its tar header included, from the index of a tar."""
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
@@ -98,8 +98,8 @@ def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
     if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
     for words in others:
-        places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = places["jpg"]
+        ranges = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
+        start, size = ranges["jpg"]
         yield int(start) - _BLOCK, int(size) + _BLOCK
 
 

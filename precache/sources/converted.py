@@ -22,7 +22,7 @@ from precache.dataset.converted import ConvertedDataset, is_converted, open_data
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
 from precache.errors import DatasetError, SampleError, SettingError, os_reason, similar_name
 from precache.formats import FORMATS
-from precache.formats.base import Places
+from precache.formats.base import ByteRanges
 from precache.pictures import images
 from precache.pictures.reading import read_with_retries
 from precache.pictures.sizes import sides, size_text
@@ -105,8 +105,8 @@ class ConvertedSource:
         recipe = self.dataset.manifest.recipe
         try:
             with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
-                path, places = self._shard_places(shard)
-                start, size = places[row].tolist()
+                path, ranges = self._shard_ranges(shard)
+                start, size = ranges[row].tolist()
                 stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
@@ -168,7 +168,7 @@ class ConvertedSource:
         start = int(self.ends[shard - 1]) if shard else 0
         return shard, place - start
 
-    def _shard_places(self, number: int) -> tuple[Path, Places]:
+    def _shard_ranges(self, number: int) -> tuple[Path, ByteRanges]:
         """Return the file of a shard, and offset and size of its samples."""
         entry, format_name = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
         with self.dataset.local_files(*entry.files):
@@ -181,7 +181,7 @@ class ConvertedSource:
         Args:
             splits: int64 [n], index into `split_names` of each sample of the index.
         """
-        sizes = np.concatenate([self._shard_places(number)[1][:, 1] for number in range(len(self.ends))])
+        sizes = np.concatenate([self._shard_ranges(number)[1][:, 1] for number in range(len(self.ends))])
         paths = [os.fsencode(index.path(row)) for row in rows.tolist()]
         used_splits, row_splits = np.unique(splits[rows], return_inverse=True)
         return Samples(
@@ -303,13 +303,13 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
 
 
 @lru_cache(_CACHED_SHARDS)
-def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> Places:
+def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> ByteRanges:
     """Return offset and size of the samples in a shard.
 
     Args:
         crc32c: checksum of the shard, so that the cache does not serve an earlier version of the file.
     """
-    places = FORMATS[format_name].find_samples(path)
-    if len(places) != samples:
-        raise DatasetError(f"expected {samples:,} samples, got {len(places):,}", path=path, remedy=REMEDY)
-    return places
+    ranges = FORMATS[format_name].find_samples(path)
+    if len(ranges) != samples:
+        raise DatasetError(f"expected {samples:,} samples, got {len(ranges):,}", path=path, remedy=REMEDY)
+    return ranges

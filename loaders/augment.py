@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import cv2
@@ -214,6 +215,9 @@ def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floa
     return np.hstack((np.round((resized - window) / 2) * scale, window * scale))
 
 
+_centre_box = lru_cache(centre_boxes)  # of pictures of one size: computed once, not for each batch
+
+
 def resized_side(size: Size, crop_ratio: float) -> Size:
     """Return the size that a picture is resized to cover before `size` is cut out of its middle.
 
@@ -292,65 +296,45 @@ class Crops:
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
             return draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)[:2]
-        boxes: Boxes = centre_boxes(stored, self.size, self.crop_ratio)
+        if self.stored is None:
+            boxes: Boxes = centre_boxes(stored, self.size, self.crop_ratio)
+        else:
+            boxes = _centre_box(self.stored, self.size, self.crop_ratio)
         if (boxes[:, :1:-1] == sides(self.size)).all():
             boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 
-def crop_into(
-    pictures: list[Pixels],
-    boxes: list[Any],
-    mirrored: list[bool],
-    out: Pixels | list[Pixels],
-) -> None:
-    """Crop each picture to its box, resize and mirror it, and put it into its slot of `out`.
-
-    Crops that are not resized are copied into an array by one call: threads that took the interpreter's lock
-    again for each picture would wait for each other longer than the copies take.
+def crop_into(picture: Pixels, box: list[int] | list[float], mirrored: bool, out: Pixels) -> None:
+    """Crop a picture to its box, resize and mirror it, and put it into `out`.
 
     Args:
-        pictures: uint8 [height, width, channels] each.
-        boxes: one box for each picture, see `Boxes`.
-        mirrored: whether to mirror each picture.
-        out: uint8 [n, height, width, channels], or one array for each picture.
+        picture: uint8 [height, width, channels].
+        box: see `Boxes`.
+        out: uint8 [height, width, channels].
     """
-    # an array's slots have one shape, which is taken once: a view of each slot would cost time
-    shapes = [out.shape[1:]] * len(out) if isinstance(out, np.ndarray) else [space.shape for space in out]
-    copies = [
-        _unresized_crop(picture, box, shape)
-        for picture, box, shape in zip(pictures, boxes, shapes, strict=True)
-    ]
-    if isinstance(out, np.ndarray) and copies and all(crop is not None for crop in copies):
-        cv2.vconcat(copies, dst=out.reshape(-1, *out.shape[2:]))
-    else:
-        for picture, box, crop, space in zip(pictures, boxes, copies, out, strict=True):
-            left, top, width, height = box
-            if crop is not None:
-                space[:] = crop
-            elif not isinstance(left, (int, np.integer)):
-                space[:] = _resized_part(picture, box, space.shape[:2])
-            else:
-                inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]
-                if inside.shape[:2] == (height, width):
-                    resize(inside, space)
-                else:  # the box reaches out of a small picture
-                    space[:] = 0
-                    around = space[max(-top, 0) :, max(-left, 0) :]
-                    around[: len(inside), : inside.shape[1]] = inside
-    for slot, is_mirrored in enumerate(mirrored):
-        if is_mirrored:
-            cv2.flip(out[slot], 1, dst=out[slot])
-
-
-def _unresized_crop(picture: Pixels, box: list[int] | list[float], shape: tuple[int, ...]) -> Pixels | None:
-    """Return the crop `box` if it has `shape` as it is stored and lies inside of the picture, else None."""
     left, top, width, height = box
-    if (height, width) != shape[:2] or left < 0 or top < 0:
-        return None
-    x, y = int(left), int(top)
-    part = picture[y : y + shape[0], x : x + shape[1]]
-    return part if part.shape == shape else None
+    if (height, width) == out.shape[:2] and left >= 0 and top >= 0:
+        x, y = int(left), int(top)
+        crop = picture[y : y + out.shape[0], x : x + out.shape[1]]
+        if crop.shape == out.shape:  # it is copied once, not resized
+            if mirrored:
+                cv2.flip(crop, 1, dst=out)
+            else:
+                cv2.copyTo(crop, None, dst=out)
+            return
+    if not isinstance(left, (int, np.integer)):
+        out[:] = _resized_part(picture, box, out.shape[:2])
+    else:
+        inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+        if inside.shape[:2] == (height, width):
+            resize(inside, out)
+        else:  # the box reaches out of a small picture
+            out[:] = 0
+            around = out[max(-top, 0) :, max(-left, 0) :]
+            around[: len(inside), : inside.shape[1]] = inside
+    if mirrored:
+        cv2.flip(out, 1, dst=out)
 
 
 def resize(part: Pixels, out: Pixels) -> None:

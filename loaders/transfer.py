@@ -75,6 +75,7 @@ class Pipeline:
         mean_and_std: MeanAndStd | None,
     ) -> None:
         self._data, self.lane = data, lane
+        self._fields = sorted(data.index.fields.items())
         self.random_access = reader.random_access
         self.size = None if isinstance(late, CheckedFunction) else spec.served
         self._dtype, self._views = spec.dtype, spec.serving.views
@@ -106,8 +107,7 @@ class Pipeline:
         """Augment and normalise the images, and return them with labels and fields as a batch."""
         ids = torch.from_numpy(self._data.ids[request.positions])
         labels = upload(batch_labels(self._data, request.positions), self.lane.device)
-        columns = sorted(self._data.index.fields.items())
-        fields = {name: field_values(column, request.positions) for name, column in columns}
+        fields = {name: field_values(column, request.positions) for name, column in self._fields}
         if not len(ids):  # no picture could be decoded
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
         padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)

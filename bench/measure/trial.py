@@ -341,7 +341,7 @@ def _decode_and_crop(size: Size, picture: decoding.Encoded) -> Pixels:
     """Decode a picture, and return the part that validation shows: uint8 [height, width, 3]."""
     pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
     (box,) = centre_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
-    crop_into([pixels], [box], [False], [out])
+    crop_into(pixels, box, False, out)
     return out
 
 

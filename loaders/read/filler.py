@@ -4,7 +4,7 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -23,7 +23,6 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
-_PICTURES_PER_CALL = 32  # at most, where a thread only copies pictures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,16 +120,14 @@ class Pictures:
             to; several threads call it at a time. A picture for which it raises ImageError is left out of the
             batch, and named in `DecodedBatch.refused`.
         shapes: int64 [n, 2], height and width of each picture, where the data does not know them.
-        in_memory: whether `picture_at` returns memory that exists anyway: then one call copies several.
-        compare: returns an error for each of some pictures, by their slots, that is not as it was written;
-            None where none has to be compared.
+        compare: returns the error of the picture of a slot if it is not as it was written, else None; not
+            given where none has to be compared.
     """
 
     request: Request
     picture_at: Callable[[int], Pixels]
     shapes: npt.NDArray[np.int64] | None = None
-    in_memory: bool = False
-    compare: Callable[[Mapping[int, Pixels]], Mapping[int, ImageError]] | None = None
+    compare: Callable[[int, Pixels], ImageError | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +138,8 @@ class _Filling:
         boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
             the other.
         images: memory of the batch, uint8 [n, height, width, channels], in the order of `boxes`.
-        spaces: the same memory, as an array.
-        parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
-        helpers: the threads at work on it.
+        slots: those that are still to be filled; the threads share the iterator, each takes the next one.
+        threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
     """
 
@@ -151,9 +147,8 @@ class _Filling:
     boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
-    spaces: Pixels
-    parts: Iterator[range]
-    helpers: list[Future[None]] = field(default_factory=list)
+    slots: Iterator[int]
+    threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
 
@@ -178,8 +173,7 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.channels)
-        # The thread that calls `fill` is one of them.
-        self._pool = Pool(max(1, self._threads - 1), "fill")
+        self._pool = Pool(self._threads, "fill")
 
     def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
         """Yield the filled batches in order; threads that have finished one go on with the next.
@@ -198,7 +192,7 @@ class BatchFiller:
                     error = caught
                     ahead = 0
                 while len(running) > ahead:
-                    yield self._finish(running.popleft(), running)
+                    yield self._finish(running.popleft())
                 ahead = 1
             if not isinstance(error, StopIteration):
                 raise error
@@ -208,15 +202,17 @@ class BatchFiller:
                 _stop_filling(filling)
 
     def fill(self, pictures: Pictures) -> DecodedBatch:
-        """Fill one batch."""
-        return self._finish(self._start(pictures))
+        """Fill one batch, in the thread that calls."""
+        filling = self._prepare(pictures)
+        self._fill_slots(filling)
+        return self._finish(filling)
 
     def close(self) -> None:
         """End the threads."""
         self._pool.close()
 
-    def _start(self, pictures: Pictures) -> _Filling:
-        """Queue a batch for the threads."""
+    def _prepare(self, pictures: Pictures) -> _Filling:
+        """Draw what is served of each picture of a batch, and take memory for it."""
         request = pictures.request
         ids = self._data.ids[request.positions]
         shapes = pictures.shapes
@@ -228,35 +224,22 @@ class BatchFiller:
             images = self._buffers.take(samples)
         else:
             images = torch.from_numpy(self._memory[:samples])
-        slots = range(len(ids))
-        max_part = _PICTURES_PER_CALL if pictures.in_memory else 1
-        part_size = max(1, min(max_part, len(ids) // self._threads))
-        parts = [slots[start : start + part_size] for start in slots[::part_size]]
-        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, images.numpy(), iter(parts))
-        for _ in range(min(self._threads, len(parts)) - 1):
-            filling.helpers.append(self._pool.submit(self._fill_parts, filling))
+        return _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, iter(range(len(ids))))
+
+    def _start(self, pictures: Pictures) -> _Filling:
+        """Queue a batch for the threads."""
+        filling = self._prepare(pictures)
+        for _ in range(min(self._threads, len(pictures.request.positions))):
+            filling.threads.append(self._pool.submit(self._fill_slots, filling))
         return filling
 
-    def _finish(self, filling: _Filling, later_fillings: Iterable[_Filling] = ()) -> DecodedBatch:
-        """Help to fill a batch until it is done, and later ones while other threads fill its last parts."""
+    def _finish(self, filling: _Filling) -> DecodedBatch:
+        """Wait until a batch is filled, and return it without the pictures that have errors."""
         try:
-            self._fill_parts(filling)
-            for later in later_fillings:
-                while not all(helper.done() for helper in filling.helpers):
-                    part = next(later.parts, None)
-                    if part is None:
-                        break
-                    result: Future[None] = Future()
-                    later.helpers.append(result)
-                    try:
-                        self._fill(later, part)
-                        result.set_result(None)
-                    except BaseException as error:  # raised when its own batch is served
-                        result.set_exception(error)
+            for thread in filling.threads:
+                thread.result()
         finally:
             _stop_filling(filling)
-        for helper in filling.helpers:
-            helper.result()
         images = filling.images
         if errors := filling.errors:
             samples = len(filling.boxes) // self._crops.views
@@ -264,36 +247,29 @@ class BatchFiller:
             images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
         return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
-    def _fill_parts(self, filling: _Filling) -> None:
-        for part in filling.parts:
-            self._fill(filling, part)
-
-    def _fill(self, filling: _Filling, part: range) -> None:
-        """Decode and compare the pictures of these slots, and put their parts into the batch."""
-        check_exit()
-        pictures: dict[int, Pixels] = {}
-        for slot in part:
+    def _fill_slots(self, filling: _Filling) -> None:
+        """Put the served parts of pictures into the batch, and compare each while the cache has it."""
+        spaces: Pixels = filling.images.numpy()
+        pictures, boxes, mirrored = filling.pictures, filling.boxes, filling.mirrored
+        samples = len(pictures.request.positions)
+        for slot in filling.slots:
+            check_exit()
             try:
-                pictures[slot] = filling.pictures.picture_at(slot)
+                picture = pictures.picture_at(slot)
             except ImageError as error:
                 # Copied without its traceback, which would keep alive what its frames hold.
                 filling.errors[slot] = copy(error)
-        if pictures and filling.pictures.compare is not None:
-            for slot, wrong in filling.pictures.compare(pictures).items():
-                del pictures[slot]
-                filling.errors[slot] = wrong
-        for view_start in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
-            numbers = [view_start + slot for slot in pictures]  # in `boxes`
-            spaces: Pixels | list[Pixels] = filling.spaces[view_start + part.start : view_start + part.stop]
-            if len(numbers) < len(part):
-                spaces = [filling.spaces[number] for number in numbers]
-            boxes = [filling.boxes[number] for number in numbers]
-            mirrored = [filling.mirrored[number] for number in numbers]
-            crop_into(list(pictures.values()), boxes, mirrored, spaces)
+                continue
+            for number in range(slot, len(boxes), samples):
+                crop_into(picture, boxes[number], mirrored[number], spaces[number])
+            if pictures.compare is not None:
+                wrong = pictures.compare(slot, picture)
+                if wrong is not None:
+                    filling.errors[slot] = wrong
 
 
 def _stop_filling(filling: _Filling) -> None:
-    """Skip the parts that have not been begun, and wait until no thread reads or writes for the batch."""
-    for _ in filling.parts:
+    """Skip the slots that have not been begun, and wait until no thread reads or writes for the batch."""
+    for _ in filling.slots:
         pass
-    wait(filling.helpers)
+    wait(filling.threads)

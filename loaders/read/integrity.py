@@ -1,10 +1,10 @@
 """Compare samples and shards, as they are read, with the checksums and sizes that the conversion recorded.
 
 The dataset's index has the checksum of each sample. A sample is compared by the thread that has just read it,
-while it is in that CPU's cache, and before anything else uses it.
+while it is in that CPU's cache, and before it is served.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,26 +50,25 @@ class SampleCheck:
         # Two threads that write to one byte may lose a bit; that sample is then compared once more.
         self._passed[byte] |= bit
 
-    def batch_comparison(
-        self, positions: Positions
-    ) -> Callable[[Mapping[int, Pixels]], dict[int, SampleError]] | None:
+    def batch_comparison(self, positions: Positions) -> Callable[[int, Pixels], SampleError | None] | None:
         """Function that compares pictures of the batch at `positions`; None where none has to be compared.
 
-        It takes pictures by their slots, and returns an error for each that is damaged.
+        It takes the slot of a picture, and the picture; it returns an error if the picture is damaged.
         """
-        passed = np.frombuffer(self._passed, np.uint8)
-        bytes_of, bits = positions >> 3, (1 << (positions & 7)).astype(np.uint8)
-        if not self._compares or (not self._always and (passed[bytes_of] & bits).all()):
+        passed = self._passed
+        bytes_of, bits = positions >> 3, 1 << (positions & 7)
+        if not self._compares or (
+            not self._always and (np.frombuffer(passed, np.uint8)[bytes_of] & bits).all()
+        ):
             return None
-        checksums = self._data.index["checksums"][positions]
+        checksums = self._data.index["checksums"][positions].tolist()
+        byte_list, bit_list = bytes_of.tolist(), bits.tolist()
 
-        def compare(pictures: Mapping[int, Pixels]) -> dict[int, SampleError]:
-            slots = np.array(list(pictures))
-            # With `map`, not a loop: between pictures a loop takes the interpreter's lock back, and waits for
-            # other threads each time.
-            right = np.fromiter(map(checksum_of, pictures.values()), np.uint64) == checksums[slots]
-            np.bitwise_or.at(passed, bytes_of[slots[right]], bits[slots[right]])
-            return {slot: self._error(int(positions[slot])) for slot in slots[~right].tolist()}
+        def compare(slot: int, picture: Pixels) -> SampleError | None:
+            if checksum_of(picture) != checksums[slot]:
+                return self._error(int(positions[slot]))
+            passed[byte_list[slot]] |= bit_list[slot]
+            return None
 
         return compare
 

@@ -175,7 +175,7 @@ class ShardsReader:
             return shards[slot].picture(rows[slot])
 
         compare = self._check.batch_comparison(request.positions)
-        return Pictures(request, picture_at, in_memory=True, compare=compare)
+        return Pictures(request, picture_at, compare=compare)
 
     def close(self) -> None:
         """End the threads."""

@@ -141,7 +141,7 @@ def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) 
     for picture, box, mirrored, out in zip(
         pictures, *augment.Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
     ):
-        augment.crop_into([picture], [box.tolist()], [bool(mirrored)], [out])
+        augment.crop_into(picture, box.tolist(), bool(mirrored), out)
     assert np.array_equal(crops.numpy(), expected)
 
 

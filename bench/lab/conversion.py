@@ -52,17 +52,18 @@ def time_stages(scan: Scan, recipe: Recipe, count: int) -> dict[str, float]:
     """Return the share of each stage in a worker's time, and images/s, while it writes `count` pictures."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     with temporary_folder() as folder:
-        task = ShardTask("stages", "train", tuple(scan.samples[row] for row in rows), folder, recipe)
+        task = ShardTask("stages", tuple(scan.samples[row] for row in rows), folder, recipe, conversion="")
         start_s = time.perf_counter()
         with cProfile.Profile() as profile:  # a picture takes about a hundred calls: profiling costs little
-            written = finish_shard(write_shard(scan.source, task, Ticks()))
+            shard = write_shard(scan.source, task, Ticks())
+            finish_shard(shard)
         total_s = time.perf_counter() - start_s
     seconds = {entry.code: entry.totaltime for entry in profile.getstats()}
     shares = {
         stage: sum(seconds.get(code, 0.0) for code in codes) / total_s for stage, codes in _STAGE_CODE.items()
     }
     shares["write"] = 1 - sum(shares.values())
-    return {**shares, "images_per_s": written.entry.samples / total_s}
+    return {**shares, "images_per_s": shard.sidecar.samples / total_s}
 
 
 def convert_whole(scan: Scan, recipe: Recipe, workers: int) -> dict[str, float]:

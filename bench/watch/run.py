@@ -12,6 +12,7 @@ The run is over once a stream has been steady for long enough, and these two mea
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -29,7 +30,6 @@ from bench.machine.monitor import OtherProcesses
 from bench.report.waiting import FEWEST, Event, Machine, warm_up
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean, os_errors_as
-from precache.storage.records import read_json_lines
 from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
@@ -208,10 +208,12 @@ class _Reader:
             offset, events = self._read.get(path.name, (0, []))
             with open(path, "rb") as file:
                 file.seek(offset)
-                for line in read_json_lines(file):
-                    offset = line.end
-                    events.append(line.content)
-                    new.append((int(path.name.split("-")[1]), line.content))
+                # without its end, a line is still being written, or its process was killed
+                while (line := file.readline()).endswith(b"\n"):
+                    offset += len(line)
+                    event = json.loads(line)
+                    events.append(event)
+                    new.append((int(path.name.split("-")[1]), event))
             self._read[path.name] = offset, events
         return new
 

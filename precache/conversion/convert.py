@@ -2,21 +2,22 @@
 
 What a kill leaves behind, and what the same command then does:
 
-    killed while                          there is                          the next run
-    it scans and plans                    nothing                           begins
-    shards are written, or renamed        the journal, finished shards,     writes the shards that the journal
-                                          files under temporary names       does not have; removes the others'
-    index and rejected.csv are written    all shards, no manifest           writes both again
-    the manifest is renamed               the old state, or a dataset       goes on, or is done
-    the journal is removed                a dataset and a journal           removes the journal
+    killed while                      there is                          the next run
+    it scans and plans                nothing                           begins
+    shards are written, or renamed    conversion.json, files of         writes the shards without a sidecar,
+                                      shards, sidecars of some          also those of which a file is there
+    index and manifest are written    all sidecars, no manifest         writes both again
+    sidecars are removed              a dataset, and conversion.json    removes the rest, conversion.json last
 
-So only unfinished shards are lost: a shard is in the journal once all its files have their names, and the
+A shard is finished once its sidecar is there, the last of its files. So a kill costs each worker the shard
+that it is at: at most `Recipe.shard_bytes`, by default 64 MiB, or 83 photographs of the default size. The
 manifest is written last. `precache.conversion.destination` describes the same for `--overwrite`.
 """
 
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,24 +30,19 @@ import numpy as np
 
 from precache import engines
 from precache.conversion.destination import (
-    build_folder,
+    begin,
+    check_empty,
     check_finished,
     check_may_be_replaced,
     describe_rejects,
-    finish_swap,
+    finish_overwrite,
     is_settled,
-    remove_conversion_leftovers,
+    overwrite_folders,
+    remove_leftover_traces,
+    remove_traces,
     resolve,
     swap_in,
     warn_of_unfinished_overwrite,
-)
-from precache.conversion.journal import (
-    MODIFIED_NS,
-    SOURCE_CHECKSUMS,
-    Journal,
-    Target,
-    WrittenShard,
-    check_empty,
 )
 from precache.conversion.shard_writer import (
     ShardTask,
@@ -58,6 +54,7 @@ from precache.conversion.shard_writer import (
 from precache.dataset.columns import Column
 from precache.dataset.converted import is_converted
 from precache.dataset.duplicates import Duplicates, find_duplicates
+from precache.dataset.files import file_problem, first_problem
 from precache.dataset.index import (
     VALUE,
     Array,
@@ -71,9 +68,18 @@ from precache.dataset.index import (
     write_rejected,
 )
 from precache.dataset.manifest import Manifest, write_manifest
-from precache.dataset.shard_table import ShardTable
+from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import statistics_by_split
-from precache.dataset.unfinished import JOURNAL_NAME
+from precache.dataset.unfinished import (
+    CONVERSION_NAME,
+    MODIFIED_NS,
+    SOURCE_CHECKSUMS,
+    Inputs,
+    Sidecar,
+    UnfinishedConversion,
+    read_sidecar,
+    sidecar_path,
+)
 from precache.errors import (
     DatasetError,
     SettingError,
@@ -85,14 +91,22 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import decoder_versions, kind_without_decoder
-from precache.plan import ConvertPlan, plan_conversion
-from precache.recipe import DEFAULT_MAX_REJECTS, Recipe
-from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
+from precache.pictures.kinds import decoder_versions, is_decodable_now, kind_without_decoder
+from precache.plan import ConvertPlan, ShardPlan, plan_conversion
+from precache.recipe import DEFAULT_MAX_REJECTS, DEFAULT_SPLITS, Recipe, format_flags
+from precache.reporting import (
+    Progress,
+    explain_interruption,
+    no_progress,
+    nothing_lost_message,
+    quantity,
+    warn,
+)
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import (
     Samples,
     Scan,
+    changed_pictures,
     check_no_overlap,
     paths_overlap,
     prepare_scan,
@@ -197,23 +211,23 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         if options.without:
             scan = leave_out(scan, options.without)
         warn_of_undecodable(scan)
+        plan = plan_conversion(scan.samples, recipe)
         job = _Job(
             scan=scan,
-            plan=plan_conversion(scan.samples, recipe),
-            target=Target(recipe, scan.digest, decoder_versions()),
+            plan=plan,
+            conversion=UnfinishedConversion(
+                inputs=Inputs(recipe, scan.digest, decoder_versions()),
+                shards=dict(Counter(shard.split for shard in plan.shards)),
+                pictures=len(scan.samples),
+                source=_source_word(source),
+                flags=_flags(recipe, options, split_list, max_rejects),
+            ),
             engine=engine,
             workers=workers,
             max_rejected=max_rejected,
             on_start=engines.mark_callback_errors(on_start),
             on_progress=on_progress,
             options=options,
-            request={
-                "source": _absolute_path(source),
-                "split_list": None if split_list is None else _absolute_path(split_list),
-                "options": _absolute_options(options),
-                "max_rejects": float(as_typed(max_rejects)),
-                "pictures": len(scan.samples),
-            },
         )
         with _explain_faults(folder):
             folder = resolve(folder)
@@ -231,21 +245,33 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
 
 
-def _absolute_path(source: Any) -> str | None:
-    """Return the path of a source, to be used in any working folder; None for a dataset in memory."""
-    if not isinstance(source, (str, os.PathLike)):
-        return None
-    return os.path.abspath(os.path.expanduser(os.fsdecode(source)))
+def _source_word(source: Any) -> str:
+    """Return the source as a word of a command; empty for a dataset in memory."""
+    return shell_command(Path(_absolute_path(source))) if isinstance(source, (str, os.PathLike)) else ""
 
 
-def _absolute_options(options: SourceOptions) -> dict[str, Any]:
-    """Return options as JSON values, with paths that may be used in any working folder."""
+def _flags(
+    recipe: Recipe, options: SourceOptions, split_list: str | os.PathLike[str] | None, max_rejects: float
+) -> str:
+    """Return the flags of the command that goes on, in any working folder."""
     values = options.to_json()
     for name in {"root", "ids"} & values.keys():
         values[name] = _absolute_path(values[name])
     if "without" in values:
         values["without"] = [_absolute_path(path) for path in values["without"]]
-    return values
+    flags = [recipe.to_flags()]
+    if split_list is not None:
+        flags = [replace(recipe, splits=DEFAULT_SPLITS).to_flags()]
+        flags.append(shell_command("--splits", Path(_absolute_path(split_list))))
+    flags.append(format_flags({name: value for name, value in values.items() if name.isidentifier()}))
+    if max_rejects != DEFAULT_MAX_REJECTS:
+        flags.append(f"--max-rejects {float(as_typed(max_rejects))}")
+    return " ".join(filter(None, flags))
+
+
+def _absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return the path, to be used in any working folder."""
+    return os.path.abspath(os.path.expanduser(os.fsdecode(path)))
 
 
 def _open_and_scan(
@@ -296,21 +322,20 @@ class _Job:
     """Arguments of a conversion.
 
     Attributes:
+        conversion: content of its `conversion.json`.
         max_rejected: most pictures that may be rejected.
-        request: what was asked for, see `precache.dataset.unfinished`.
         nodes: node -> pictures per second, filled while the conversion runs.
     """
 
     scan: Scan
     plan: ConvertPlan
-    target: Target
+    conversion: UnfinishedConversion
     engine: str
     workers: int | None
     max_rejected: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
-    request: Mapping[str, Any]
     nodes: dict[str, float] = field(default_factory=dict)
 
 
@@ -320,89 +345,148 @@ def _convert_into_folder(
     """Convert into the folder, unless the dataset is there."""
     if is_settled(destination) and not overwrite:
         # without the lock, so that many processes look at once, also where they may not write
-        manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
-        return Conversion(manifest, 0, published=False)
+        return _take_finished(job, destination)
     if not lock_path(destination).exists():
         # before the lock, so that no lock file is put beside somebody else's folder
         check_empty(destination)
     with hold_lock(destination, on_wait=on_wait):
-        return _convert_into_locked_folder(job, destination, overwrite)
-
-
-def _convert_into_locked_folder(job: _Job, destination: Path, overwrite: bool) -> Conversion:
-    finish_swap(destination)
-    if not is_converted(destination):
-        warn_of_unfinished_overwrite(destination)
-        return _carry_out(job, destination, overwrite)
-    remove_conversion_leftovers(destination)
-    if overwrite:
+        finish_overwrite(destination)
+        if not is_converted(destination):
+            warn_of_unfinished_overwrite(destination)
+            return _carry_out(job, destination, overwrite)
+        remove_leftover_traces(destination)
+        if not overwrite:
+            warn_of_unfinished_overwrite(destination)
+            return _take_finished(job, destination)
         check_may_be_replaced(destination)
-        folder = build_folder(destination)
-        conversion = _carry_out(job, folder, overwrite)
-        swap_in(destination, folder)
+        new, _ = overwrite_folders(destination)
+        conversion = _carry_out(job, new, overwrite)
+        swap_in(destination)
         return conversion
-    warn_of_unfinished_overwrite(destination)
-    manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
+
+
+def _take_finished(job: _Job, destination: Path) -> Conversion:
+    """Return the finished dataset; DatasetError unless it is what this command would make."""
+    manifest = check_finished(destination, job.scan, job.conversion.inputs, job.options, job.max_rejected)
     return Conversion(manifest, 0, published=False)
 
 
 def _carry_out(job: _Job, folder: Path, overwrite: bool) -> Conversion:
     """Write the shards that a conversion still lacks, and commit it."""
-    with (
-        Journal(folder, job.target, job.plan, job.scan, request=job.request, overwrite=overwrite) as journal,
-        _explain_faults(folder, journal.kept_message),
-    ):
-        converted = _write_shards(job, journal)
-        manifest, duplicates = _write_dataset(job, journal.finished, folder)
-        journal.remove()
+    begin(folder, job.conversion, overwrite=overwrite)
+    finished = _find_finished(job, folder)
+    with _explain_faults(folder, lambda: _kept_message(job, finished)):
+        converted = _write_shards(job, folder, finished)
+        manifest, duplicates = _write_dataset(job, folder, finished)
+        remove_traces(folder, job.conversion)
     return Conversion(manifest, converted, published=True, duplicates=duplicates)
 
 
-def _write_shards(job: _Job, journal: Journal) -> int:
-    """Write the shards that the journal lacks, and return the number of pictures that this converted.
+def _find_finished(job: _Job, folder: Path) -> dict[str, Sidecar]:
+    """Return the sidecars, by name, of the shards that are finished and still fit; warn of the others."""
+    finished: dict[str, Sidecar] = {}
+    problems: list[str] = []
+    names = set(os.listdir(folder))
+    for plan in job.plan.shards:
+        if sidecar_path(folder, plan.name).name not in names:
+            continue
+        try:
+            sidecar = read_sidecar(folder, plan.name, job.conversion.inputs.digest)
+            problem = _shard_problem(job.scan, folder, plan, sidecar)
+        except DatasetError as error:
+            problem = str(error)
+        if problem is None:
+            finished[plan.name] = sidecar
+        else:
+            problems.append(problem)
+    if problems:
+        warn(f"{problems[0]}; {quantity(len(problems), 'finished shard')} must be converted again")
+    return finished
+
+
+def _shard_problem(scan: Scan, folder: Path, plan: ShardPlan, sidecar: Sidecar) -> str | None:
+    """Return why a finished shard must be converted again, in a phrase; None if it need not be."""
+    times, checksums = sidecar.column(MODIFIED_NS), sidecar.column(SOURCE_CHECKSUMS)
+    for path in changed_pictures(scan, plan.rows, times, checksums):
+        return f"{path}: has changed since it was converted"
+    for picture in _rejected_pictures(scan, plan, sidecar):
+        if is_decodable_now(picture.reason):
+            return f"{picture.path}: can be decoded now"
+    for file in sidecar.files:
+        problem = file_problem(folder, file)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _rejected_pictures(scan: Scan, plan: ShardPlan, sidecar: Sidecar) -> list[Rejected]:
+    """Return the pictures of the plan that the shard lacks."""
+    refs = [(scan.samples[int(plan.rows[position])], reason) for position, reason in sidecar.rejected]
+    return [Rejected(ref.path, reason, ref.id) for ref, reason in refs]
+
+
+def _kept_message(job: _Job, finished: Mapping[str, Sidecar]) -> str:
+    """Return the part of an interruption's message that says how many pictures are kept."""
+    done = sum(len(shard.rows) for shard in job.plan.shards if shard.name in finished)
+    if not done:
+        return "before the first shard was finished; nothing is kept, and the same command starts again"
+    return (
+        f"after {done:,} of {quantity(len(job.scan.samples), 'picture')} were finished; these are kept, and "
+        f"the same command continues with the rest"
+    )
+
+
+def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
+    """Write the shards that are not `finished`, add them, and return the number of pictures of these.
 
     Raises:
         DatasetError: the disk cannot take them, too many pictures are rejected, or shards were changed
             meanwhile.
     """
-    samples = job.scan.samples
-    waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-    check_disk_space(job.scan, job.target.recipe, waiting, journal.folder, job.on_start)
-    total = len(samples)
-    report = engines.progress_counter(
-        job.on_progress, total, total - sum(len(shard.rows) for shard in waiting)
-    )
+    scan, conversion = job.scan, job.conversion
+    waiting = {shard.name: shard for shard in job.plan.shards if shard.name not in finished}
+    check_disk_space(scan, job.plan.recipe, list(waiting.values()), folder, job.on_start)
+    total = len(scan.samples)
+    waiting_pictures = sum(len(shard.rows) for shard in waiting.values())
+    report = engines.progress_counter(job.on_progress, total, total - waiting_pictures)
     report(0)
     converted = 0
-    rejected = list(chain.from_iterable(shard.rejected for shard in journal.finished.values()))
-    _check_rejects(journal.folder, rejected, job.max_rejected)
+    rejected = _all_rejected(job, finished)
+    _check_rejects(folder, rejected, job.max_rejected)
+    digest = conversion.inputs.digest
     tasks = (  # made one at a time, because a task holds the paths of its pictures
-        ShardTask(
-            shard.name,
-            shard.split,
-            tuple(samples[row] for row in shard.rows),
-            journal.folder,
-            job.target.recipe,
-        )
-        for shard in waiting
+        ShardTask(shard.name, tuple(scan.samples[row] for row in shard.rows), folder, job.plan.recipe, digest)
+        for shard in waiting.values()
     )
     workers = None if job.workers is None else min(job.workers, len(waiting))
-    source, run = job.scan.source, engines.ENGINES[job.engine]
-    write = partial(write_shard, source)
-    first_samples = [samples[int(shard.rows[0])] for shard in waiting[:1]]
-    read = partial(check_source, source, first_samples)
+    run = engines.ENGINES[job.engine]
+    write = partial(write_shard, scan.source)
+    first_samples = [scan.samples[int(shard.rows[0])] for shard in list(waiting.values())[:1]]
+    read = partial(check_source, scan.source, first_samples)
     with (
-        engines.prepare_nodes(job.engine, journal.folder, JOURNAL_NAME, read) as nodes,
-        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as written_shards,
+        engines.prepare_nodes(job.engine, folder, CONVERSION_NAME, read) as nodes,
+        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as names,
     ):
-        for shard in written_shards:
-            journal.record(shard)
-            converted += shard.entry.samples
-            rejected += shard.rejected
-            _check_rejects(journal.folder, rejected, job.max_rejected)
+        for name in names:
+            sidecar = finished[name] = read_sidecar(folder, name, digest)
+            converted += sidecar.samples
+            rejected += _rejected_pictures(scan, waiting[name], sidecar)
+            _check_rejects(folder, rejected, job.max_rejected)
     job.nodes.update(nodes.units_per_s)
-    journal.check_whole()
+    if problem := first_problem(folder, (file for shard in finished.values() for file in shard.files)):
+        raise DatasetError(
+            problem,
+            remedy="nothing else may write there during a conversion: run the same command again",
+        )
     return converted
+
+
+def _all_rejected(job: _Job, finished: Mapping[str, Sidecar]) -> list[Rejected]:
+    """Return the pictures that the finished shards lack, in the order of the plan."""
+    shards = (shard for shard in job.plan.shards if shard.name in finished)
+    return list(
+        chain.from_iterable(_rejected_pictures(job.scan, shard, finished[shard.name]) for shard in shards)
+    )
 
 
 def _check_rejects(place: Path, rejected: Sequence[Rejected], limit: int) -> None:
@@ -424,34 +508,38 @@ def _check_rejects(place: Path, rejected: Sequence[Rejected], limit: int) -> Non
     )
 
 
-def _write_dataset(
-    job: _Job, written: Mapping[str, WrittenShard], folder: Path
-) -> tuple[Manifest, Duplicates]:
-    """Combine the scan with the written shards, by name; write the index and, last, the manifest.
+def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> tuple[Manifest, Duplicates]:
+    """Combine the scan with the sidecars of all shards, by name; write the index and, last, the manifest.
 
     Raises:
         DatasetError: the counts do not add up, or there is no picture.
     """
     scan, recipe, samples = job.scan, job.plan.recipe, job.scan.samples
-    shards = [written[shard.name] for shard in job.plan.shards]
+    sidecars = [finished[shard.name] for shard in job.plan.shards]
     scan_rows = np.concatenate([shard.rows for shard in job.plan.shards])
-    columns = {name: np.concatenate([shard.columns[name] for shard in shards]) for name in shards[0].columns}
-    all_rejected = chain.from_iterable(shard.rejected for shard in shards)
-    rejected = tuple(sorted(all_rejected, key=lambda picture: picture.id))
+    columns = {
+        name: np.concatenate([sidecar.column(name) for sidecar in sidecars]) for name in sidecars[0].columns
+    }
+    rejected = tuple(sorted(_all_rejected(job, finished), key=lambda picture: picture.id))
     index = _make_index(samples, scan_rows, columns, rejected, recipe)
     _check_counts(scan, len(index), rejected)
     source_checksums = np.empty(len(samples), np.uint64)
     source_checksums[scan_rows] = columns[SOURCE_CHECKSUMS]
     source_columns = {MODIFIED_NS: samples.modified_ns, SOURCE_CHECKSUMS: source_checksums}
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    filled = [shard for shard in shards if shard.entry.samples]
-    table = ShardTable.from_entries((shard.entry for shard in filled), FORMATS[recipe.format])
+    filled = [
+        (plan.split, sidecar)
+        for plan, sidecar in zip(job.plan.shards, sidecars, strict=True)
+        if sidecar.samples
+    ]
+    entries = (ShardEntry(shard.shard, split, shard.samples, shard.files) for split, shard in filled)
+    table = ShardTable.from_entries(entries, FORMATS[recipe.format])
     table = replace(table, largest=_largest_sizes(index, table))
     other_arrays = {**table.arrays(), **source_columns, **left_out_arrays(rejected, ignored)}
     manifest = Manifest(
         recipe=recipe,
         counts=Counts(len(index), len(rejected), len(ignored), len(table)),
-        made_by=job.target.made_by,
+        made_by=job.conversion.inputs.made_by,
         source_digest=scan.digest,
         source_bytes=int(samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
@@ -464,7 +552,7 @@ def _write_dataset(
         target=scan.target,
         is_tree=scan.is_tree,
         fields={name: column.kind for name, column in index.fields.items()},
-        statistics=statistics_by_split((shard.entry.split, shard.sums) for shard in filled),
+        statistics=statistics_by_split((split, shard.sums) for split, shard in filled),
     )
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)

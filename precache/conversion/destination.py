@@ -1,41 +1,45 @@
 """The folder DST: what it may be, whether a finished one fits the command, how `--overwrite` replaces it.
 
-    .NAME.0123456789abcdef.new.precache    beside DST: the new dataset, until it is finished
-    .NAME.0123456789abcdef.old.precache    the old one, until it is removed
+A conversion begins with `conversion.json` in its folder, see `precache.dataset.unfinished`: an empty folder
+becomes ours with it, and only files that it, or a manifest, lists are ever removed.
 
-A long NAME is replaced by a digest of it. Nobody else uses such names. Only those files of an old dataset
-are removed that its manifest lists, one by one, index and manifest last. The next run completes, or undoes,
-a swap that was killed:
+`--overwrite` builds the new dataset in a hidden folder beside DST, and swaps once, when it is finished:
 
-    old    DST    new         what was done                       what is left to do
-    -      old    unfinished  nothing                             go on converting, if asked to overwrite
-    -      old    finished    nothing                             move old away, move new to DST
-    old    -      finished    old was moved away                  move new to DST
-    old    -      -           old was moved away, new is gone     move old back
-    old    new    -           both were moved                     remove old
+    .NAME.precache-overwrite/new    the new dataset
+    .NAME.precache-overwrite/old    the old one, until its files are removed, one by one, its manifest last
+
+A long NAME is replaced by a digest of it. What the next run finds after a kill, and what it does:
+
+    DST    new           old    the next run
+    old    unfinished    -      goes on converting, if asked to overwrite
+    old    finished      -      moves DST to old and new to DST, removes old
+    -      finished      old    moves new to DST, removes old
+    new    -             old    removes old
+
+Between the two renames there is no DST; both datasets are in the hidden folder. (Where somebody has removed
+new by then, old is moved back.)
 """
 
 import os
-import re
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.journal import Target, own_names, read_header
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.index import INDEX_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
-from precache.dataset.unfinished import JOURNAL_NAME
-from precache.errors import DatasetError
+from precache.dataset.unfinished import CONVERSION_NAME, Inputs, UnfinishedConversion, read_conversion
+from precache.errors import DatasetError, shell_command
 from precache.pictures.kinds import is_decodable_now
 from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
-from precache.storage import fsync_folder, remove_leftovers
-from precache.storage.locks import hidden_name, is_mount_point, lock_path
+from precache.storage import atomic_write, fsync_folder, remove_leftovers
+from precache.storage.locks import foreign_names, hidden_name, is_mount_point, lock_path
+
+_ANOTHER_SOURCE = "another source tree, or one that changed since"
 
 
 def resolve(destination: Path) -> Path:
@@ -54,7 +58,7 @@ def resolve(destination: Path) -> Path:
 
 
 def check_finished(
-    destination: Path, scan: Scan, target: Target, options: SourceOptions, limit: int
+    destination: Path, scan: Scan, inputs: Inputs, options: SourceOptions, limit: int
 ) -> Manifest:
     """Return the manifest of the finished dataset; DatasetError unless it is what this command would make."""
     again = "pass --overwrite to convert again"
@@ -62,9 +66,14 @@ def check_finished(
     manifest = dataset.manifest
     if problem := first_problem(destination, manifest.files):
         raise DatasetError(problem, remedy=f"the dataset is damaged: {again}")
-    finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    changes = "" if manifest.source_digest == scan.digest else _describe_changes(scan, dataset)
-    target.check_same(destination, finished_target, is_finished=True, changes=changes)
+    differences = input_differences(inputs, Inputs(manifest.recipe, manifest.source_digest, inputs.made_by))
+    if differences == [_ANOTHER_SOURCE]:
+        remedy = f"convert what is new into another DST with --without {shell_command(destination)}"
+    else:
+        remedy = "choose another DST"
+    if manifest.source_digest != scan.digest and (changes := _describe_changes(scan, dataset)):
+        differences.append(changes)
+    _raise_for_differences(destination, differences, remedy)
     decodable = [picture.path for picture in manifest.rejected if is_decodable_now(picture.reason)]
     if decodable:
         raise DatasetError(
@@ -92,33 +101,87 @@ def check_finished(
 
 def is_settled(destination: Path) -> bool:
     """Whether DST is finished, and nothing of a conversion that runs, or was killed, is in or beside it."""
-    return (
-        is_converted(destination)
-        and not os.path.lexists(destination / JOURNAL_NAME)
-        and not os.path.lexists(lock_path(destination))
-        and not folders_beside(destination, "new")
-        and not folders_beside(destination, "old")
-    )
+    leftovers = (destination / CONVERSION_NAME, lock_path(destination), _hidden_folder(destination))
+    return is_converted(destination) and not any(map(os.path.lexists, leftovers))
 
 
-def remove_conversion_leftovers(folder: Path) -> None:
-    """Remove from a finished dataset the leftovers of a conversion that was killed after its manifest."""
-    try:
-        manifest = open_dataset(folder).manifest
-    except DatasetError:  # reported when the dataset is opened next
+def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) -> None:
+    """Begin a conversion in an empty or missing folder, or prepare to go on with an unfinished one.
+
+    Args:
+        conversion: description of this conversion, which is written into the folder.
+        overwrite: remove an unfinished conversion of other inputs: only the files that it lists.
+
+    Raises:
+        DatasetError: the folder holds something else, or an unfinished conversion of other inputs.
+    """
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        fsync_folder(folder.parent)
+    before = read_conversion(folder)
+    if before is None:
+        check_empty(folder)
+    elif differences := input_differences(conversion.inputs, before.inputs):
+        if not overwrite:
+            _raise_for_differences(folder, differences, "choose another DST")
+        # temporary files first, so that a worker that outlives its parent cannot rename them
+        remove_leftovers(folder, before.own_names)
+        _remove_files(folder, before.own_names - {CONVERSION_NAME})
+    remove_leftovers(folder, conversion.own_names)
+    if conversion != before:
+        with atomic_write(folder / CONVERSION_NAME) as file:
+            file.write(conversion.to_json())
+
+
+def check_empty(folder: Path) -> None:
+    """Raise DatasetError if `folder` holds anything but a conversion of ours."""
+    is_ours = any(os.path.lexists(folder / name) for name in (CONVERSION_NAME, MANIFEST_NAME))
+    if is_ours or not folder.is_dir():
         return
-    remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
-    if own_names(read_header(folder / JOURNAL_NAME)):
-        (folder / JOURNAL_NAME).unlink()
-        fsync_folder(folder)
+    if others := foreign_names(folder, frozenset({CONVERSION_NAME})):
+        raise DatasetError(
+            f"is not empty, and not a folder that precache made ({abridge(others)})",
+            path=folder,
+            remedy="choose another DST, or empty it yourself",
+        )
+
+
+def remove_traces(folder: Path, conversion: UnfinishedConversion) -> None:
+    """Remove from a finished dataset what its conversion needed until the manifest was written."""
+    remove_leftovers(folder, conversion.own_names)  # of workers that died
+    _remove_files(folder, conversion.sidecar_names)
+    (folder / CONVERSION_NAME).unlink(missing_ok=True)
+    fsync_folder(folder)
+
+
+def remove_leftover_traces(folder: Path) -> None:
+    """Remove from a finished dataset the traces of a conversion that was killed after its manifest."""
+    try:
+        conversion = read_conversion(folder)
+    except DatasetError:  # a file of somebody else, or one that the next run may be able to read
+        return
+    if conversion is not None:
+        remove_traces(folder, conversion)
+
+
+def _remove_files(folder: Path, names: frozenset[str]) -> None:
+    for name in names.intersection(os.listdir(folder)):
+        (folder / name).unlink()
 
 
 def check_may_be_replaced(destination: Path) -> None:
     """Raise DatasetError unless `--overwrite` may replace the finished dataset.
 
     It may not replace a folder that holds files of others, a mount point, the working folder, or a dataset
-    whose manifest is damaged.
+    whose manifest is damaged; nor where files of others lie in the place of the old dataset.
     """
+    _, old = overwrite_folders(destination)
+    if os.path.lexists(old):
+        raise DatasetError(
+            "holds files that were not part of a dataset that was replaced",
+            path=old,
+            remedy="move them elsewhere, then convert with --overwrite again",
+        )
     if is_mount_point(destination):
         raise DatasetError(
             "is a mount point, which cannot be replaced",
@@ -154,29 +217,39 @@ def check_may_be_replaced(destination: Path) -> None:
         )
 
 
-def build_folder(destination: Path) -> Path:
-    """Return the folder for the dataset that will replace DST: an unfinished one, or a new name."""
-    unfinished = folders_beside(destination, "new")
-    if unfinished:
-        return unfinished[0]
-    return destination.with_name(f".{hidden_name(destination)}.{secrets.token_hex(8)}.new.precache")
+def overwrite_folders(destination: Path) -> tuple[Path, Path]:
+    """Return the hidden folders of the dataset that will replace DST, and of the old one."""
+    hidden = _hidden_folder(destination)
+    return hidden / "new", hidden / "old"
 
 
-def folders_beside(destination: Path, kind: str) -> list[Path]:
-    """Return the folders beside DST that are the `new` or the `old` one of a swap."""
-    pattern = re.compile(rf"\.{re.escape(hidden_name(destination))}\.[0-9a-f]{{16}}\.{kind}\.precache")
-    try:
-        names = sorted(filter(pattern.fullmatch, os.listdir(destination.parent)))
-    except (FileNotFoundError, PermissionError):  # no swap was begun there
-        return []
-    paths = [destination.with_name(name) for name in names]
-    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+def finish_overwrite(destination: Path) -> None:
+    """Swap in the new dataset if a killed run has finished it; complete, or undo, a swap that was killed.
+
+    Raises:
+        DatasetError: another folder has taken the place of DST meanwhile.
+    """
+    new, old = overwrite_folders(destination)
+    if is_converted(new):
+        remove_leftover_traces(new)
+        swap_in(destination)
+        return
+    if is_converted(old) and not os.path.lexists(destination):
+        os.rename(old, destination)
+        fsync_folder(destination.parent)
+    _remove_old(destination, old)
 
 
-def swap_in(destination: Path, new: Path) -> None:
-    """Replace DST by the finished dataset in the folder `new` beside it."""
-    old = _partner(new, "old")
+def swap_in(destination: Path) -> None:
+    """Replace DST by the finished dataset in the hidden folder; raises as `finish_overwrite`."""
+    new, old = overwrite_folders(destination)
     if destination.is_dir() and any(destination.iterdir()):
+        if is_converted(old):
+            raise DatasetError(
+                f"was created while --overwrite was about to put {new} there; the old dataset is now {old}",
+                path=destination,
+                remedy=f"move {destination} elsewhere, then run the same command again",
+            )
         check_may_be_replaced(destination)
         os.rename(destination, old)
     try:
@@ -189,61 +262,34 @@ def swap_in(destination: Path, new: Path) -> None:
     _remove_old(destination, old)
 
 
-def finish_swap(destination: Path) -> None:
-    """Complete, or undo, a `swap_in` that was killed: afterwards DST is the old dataset or the new one.
-
-    Raises:
-        DatasetError: another folder has taken the place of DST meanwhile.
-    """
-    for old in folders_beside(destination, "old"):
-        new = _partner(old, "new")
-        finished = [folder for folder in (new, old) if is_converted(folder)]
-        if finished and not destination.exists():
-            os.rename(finished[0], destination)
-            fsync_folder(destination.parent)
-        elif new.exists():
-            raise DatasetError(
-                f"was created while --overwrite was about to put {new} there; the old dataset is now {old}",
-                path=destination,
-                remedy=f"move {destination} elsewhere, then run the same command again",
-            )
-        _remove_old(destination, old)
-    for new in folders_beside(destination, "new"):
-        if is_converted(new):
-            remove_conversion_leftovers(new)
-            swap_in(destination, new)
-
-
 def warn_of_unfinished_overwrite(destination: Path) -> None:
     """Warn that an unfinished `--overwrite`, which this command does not continue, takes space."""
-    for new in folders_beside(destination, "new"):
+    new, _ = overwrite_folders(destination)
+    if new.is_dir():
         warn(
             f"{destination}: an unfinished --overwrite takes space in {new}; finish it by the same command "
             f"with --overwrite, or remove that folder"
         )
 
 
+def _hidden_folder(destination: Path) -> Path:
+    return destination.with_name(f".{hidden_name(destination)}.precache-overwrite")
+
+
 def _remove_old(destination: Path, old: Path) -> None:
-    """Remove the old dataset's files, and its folder; warn of what stays, which the next run tries again."""
-    if not old.is_dir():
-        return
-    # names of files that are removed one after another: each group only if the one before is gone
-    groups: list[set[str]] = []
-    try:
-        manifest = open_dataset(old).manifest
-        last = (manifest.index.name, MANIFEST_NAME)  # they name the other files, so they go last
-        groups = [{*_own_names(manifest)} - {*last}, *({name} for name in last)]
-    except DatasetError:  # its index is removed already, or cannot be read now
-        if not (old / INDEX_NAME).exists():
-            groups = [{MANIFEST_NAME}]
-    for names in groups:
-        for name in names:
-            with suppress(OSError):
-                (old / name).unlink()
-        if any(os.path.lexists(old / name) for name in names):
-            break
-    with suppress(OSError):
-        old.rmdir()
+    """Remove the old dataset and the hidden folder; warn of what stays, which the next run tries again."""
+    if old.is_dir():
+        last = (INDEX_NAME, MANIFEST_NAME)  # they name the other files
+        try:
+            names = [*(_own_names(open_dataset(old).manifest) - {*last}), *last]
+        except DatasetError:  # its index is removed already, or cannot be read now
+            names = [] if (old / INDEX_NAME).exists() else [MANIFEST_NAME]
+        with suppress(OSError):
+            for name in names:
+                (old / name).unlink(missing_ok=True)
+            old.rmdir()
+    with suppress(OSError):  # there is none, or it holds an unfinished dataset
+        old.parent.rmdir()
     if os.path.lexists(old):
         rest = sorted(path.name for path in old.iterdir())
         warn(
@@ -252,9 +298,37 @@ def _remove_old(destination: Path, old: Path) -> None:
         )
 
 
-def _partner(folder: Path, kind: str) -> Path:
-    """Return the other folder of a swap: the `new` one for an `old` one, or the reverse."""
-    return folder.with_suffix("").with_suffix(f".{kind}.precache")
+def input_differences(inputs: Inputs, others: Inputs) -> list[str]:
+    """Return a phrase for each difference between `others`, the inputs of a conversion, and `inputs`."""
+    recipe = others.recipe.to_json()
+    phrases = [
+        f"{name} {_setting_text(recipe[name])}, asked for {_setting_text(value)}"
+        for name, value in inputs.recipe.to_json().items()
+        if recipe[name] != value
+    ]
+    if others.source_digest != inputs.source_digest:
+        phrases.append(_ANOTHER_SOURCE)
+    phrases += [
+        f"{name} {others.made_by.get(name)}, here {value}"
+        for name, value in inputs.made_by.items()
+        if others.made_by.get(name) != value
+    ]
+    return phrases
+
+
+def _setting_text(value: object) -> object:
+    """Return a setting as it is typed: a list, which is a size [height, width], as WIDTHxHEIGHT."""
+    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
+
+
+def _raise_for_differences(place: Path, differences: list[str], remedy: str) -> None:
+    """Raise DatasetError if the conversion in `place` has other inputs."""
+    if differences:
+        raise DatasetError(
+            f"holds another conversion ({'; '.join(differences)})",
+            path=place,
+            remedy=f"{remedy}, or pass --overwrite to replace it",
+        )
 
 
 def describe_rejects(number: int, limit: int) -> str:
@@ -290,9 +364,9 @@ def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
 
 
-def _own_names(manifest: Manifest) -> tuple[str, ...]:
+def _own_names(manifest: Manifest) -> frozenset[str]:
     """Return the names of all files that this project writes for the dataset."""
-    return (*manifest.own_names, MANIFEST_NAME)
+    return manifest.own_names | {MANIFEST_NAME}
 
 
 def _is_working_folder(folder: Path) -> bool:

@@ -3,8 +3,8 @@
 A picture's record has three forms:
 
 SampleRef       a picture as scanned
-WrittenShard    the pictures of a shard as written, in columns with a row for each; the journal has the same
-SampleIndex     all samples as indexed, from the scan and the written shards
+Sidecar         the pictures of a shard as written, in columns with a row for each
+SampleIndex     all samples as indexed, from the scan and the sidecars
 """
 
 import math
@@ -12,18 +12,23 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from precache.conversion.journal import MODIFIED_NS, SOURCE_CHECKSUMS, WrittenShard, make_column
 from precache.dataset.files import FileEntry
-from precache.dataset.index import Rejected, checksum_of
-from precache.dataset.shard_table import ShardEntry
+from precache.dataset.index import checksum_of
 from precache.dataset.statistics import NO_PIXELS, PixelSums
+from precache.dataset.unfinished import (
+    MODIFIED_NS,
+    SOURCE_CHECKSUMS,
+    Sidecar,
+    encode_columns,
+    sidecar_path,
+)
 from precache.engines import KILLED, Ticks
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, Sample
@@ -35,6 +40,7 @@ from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum
+from precache.storage import atomic_write
 from precache.storage.output import OutputFile, publish
 
 _PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all
@@ -48,62 +54,89 @@ class ShardTask:
 
     Attributes:
         name: its files' name without suffix.
-        split: the split that it belongs to.
         samples: its pictures, in the order of their rows.
         folder: the folder of the dataset.
         recipe: settings of the conversion.
+        conversion: digest of its inputs.
     """
 
     name: str
-    split: str
     samples: tuple[SampleRef, ...]
     folder: Path
     recipe: Recipe
+    conversion: str
 
 
-@dataclass(slots=True)
-class _UnfinishedShard:
-    """A shard whose files have temporary names and are not durable yet, and what is known of its pictures."""
+class UnpublishedShard(NamedTuple):
+    """A shard whose files have temporary names and are not durable yet, and its sidecar."""
 
-    task: ShardTask
-    files: list[OutputFile] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    checksums: list[int] = field(default_factory=list)
-    source_checksums: list[int] = field(default_factory=list)
-    sums: PixelSums = NO_PIXELS
+    folder: Path
+    files: list[OutputFile]
+    sidecar: Sidecar
 
 
-def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShard:
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> UnpublishedShard:
     """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
     recipe, rendering = task.recipe, task.recipe.rendering
-    shard = _UnfinishedShard(task)
+    sizes, checksums, source_checksums, rejected = [], [], [], []
+    sums = NO_PIXELS
     writer = FORMATS[recipe.format].writer(task.folder / task.name, len(task.samples), recipe.stored_size)
     try:
         for unit, ref in enumerate(task.samples):
             path = source.where(ref)
             tick.begin(unit)
-            shard.source_checksums.append(UNREADABLE)  # until it has been read
+            source_checksums.append(UNREADABLE)  # until it has been read
             try:
                 if unit in tick.fatal:
                     raise ImageError(path, KILLED)
                 data = source.read(ref, recipe.max_pixels)
-                shard.source_checksums[-1] = picture_checksum(data)
+                source_checksums[-1] = picture_checksum(data)
                 stored, size, pixels = make_stored_picture(data, path, recipe, rendering)
             except ImageError as error:
-                shard.rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id))
+                rejected.append((unit, error.reason_and_remedy))
             else:
                 size = ref.original_size or size
-                shard.sizes.append(size)
-                shard.checksums.append(checksum_of(stored))
-                shard.sums += PixelSums.from_picture(pixels)
+                sizes.append(size)
+                checksums.append(checksum_of(stored))
+                sums += PixelSums.from_picture(pixels)
                 writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields))
             tick()
-        shard.files = writer.finish()
+        files = writer.finish()
     except BaseException:
         writer.abandon()
         raise
-    return shard
+    columns = {
+        "source_sizes": sizes,
+        "checksums": checksums,
+        MODIFIED_NS: [ref.modified_ns for ref in task.samples],
+        SOURCE_CHECKSUMS: source_checksums,
+    }
+    sidecar = Sidecar(
+        shard=task.name,
+        conversion=task.conversion,
+        files=tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in files if sizes),
+        rejected=tuple(rejected),
+        sums=sums,
+        columns=encode_columns(columns),
+    )
+    return UnpublishedShard(task.folder, files, sidecar)
+
+
+def finish_shard(shard: UnpublishedShard) -> str:
+    """Make a shard durable under its final names, its sidecar last: the part that waits for the disk.
+
+    Returns:
+        Name of the shard.
+    """
+    sidecar = shard.sidecar
+    if sidecar.files:
+        publish(shard.files)
+    else:  # every picture was rejected
+        for file in shard.files:
+            file.abandon()
+    with atomic_write(sidecar_path(shard.folder, sidecar.shard)) as opened:
+        opened.write(sidecar.to_json())
+    return sidecar.shard
 
 
 def check_source(source: Source, refs: Sequence[SampleRef]) -> None:
@@ -111,32 +144,6 @@ def check_source(source: Source, refs: Sequence[SampleRef]) -> None:
     for ref in refs:
         with suppress(ImageError):
             source.read(ref, MAX_PIXELS)
-
-
-def finish_shard(shard: _UnfinishedShard) -> WrittenShard:
-    """Make the files durable and give them their names: the part that waits for the disk."""
-    task = shard.task
-    has_samples = len(shard.sizes) > 0  # else every picture was rejected, and the shard gets no files
-    columns: dict[str, Sequence[Any]] = {
-        "source_sizes": shard.sizes,
-        "checksums": shard.checksums,
-        MODIFIED_NS: [ref.modified_ns for ref in task.samples],
-        SOURCE_CHECKSUMS: shard.source_checksums,
-    }
-    files: tuple[FileEntry, ...] = ()
-    if has_samples:
-        files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in shard.files)
-    written = WrittenShard(
-        ShardEntry(task.name, task.split, len(shard.sizes), files),
-        tuple(shard.rejected),
-        {name: make_column(name, values) for name, values in columns.items()},
-        shard.sums,
-    )
-    publish(shard.files)
-    if not has_samples:
-        for file in shard.files:
-            file.path.unlink()
-    return written
 
 
 def make_stored_picture(

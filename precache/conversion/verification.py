@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from precache import engines
-from precache.conversion.journal import Target
+from precache.conversion.destination import input_differences
 from precache.conversion.shard_writer import make_stored_picture
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import file_problem, object_problems
 from precache.dataset.index import IndexFileError, SampleIndex, checksum_of
 from precache.dataset.manifest import ManifestError
+from precache.dataset.unfinished import Inputs
 from precache.errors import DatasetError, ImageError
 from precache.pictures.kinds import decoder_versions
 from precache.recipe import Recipe, flag_name
@@ -97,9 +98,9 @@ def verify_deep(
     scan = prepare_scan(opened.scan(), manifest.recipe)
     if options.without:
         scan = take_converted(scan, dataset)
-    made = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    target = Target(manifest.recipe, scan.digest, decoder_versions())
-    if differences := target.differences({**made, "made_by": manifest.made_by}):
+    inputs = Inputs(manifest.recipe, scan.digest, decoder_versions())
+    made_from = Inputs(manifest.recipe, manifest.source_digest, manifest.made_by)
+    if differences := input_differences(inputs, made_from):
         reasons = "; ".join(differences)
         raise DatasetError(f"cannot be compared with {scan.root}: {reasons}", path=path, remedy=remedy)
     compare = partial(_compare_pictures, scan.source, manifest.recipe)

@@ -1,4 +1,4 @@
-"""Files of a dataset as its manifest describes them: where they lie, and whether they are intact."""
+"""Files of a dataset as manifest and sidecars describe them: where they lie, and whether they are intact."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,6 +1,6 @@
 """Mean and standard deviation of each channel of the stored pictures, computed exactly from integer sums.
 
-Each shard's writer adds up its pictures, and the journal keeps the sums of finished shards. So a conversion
+Each shard's writer adds up its pictures, and its sidecar keeps the sums. So a conversion
 that was resumed has the same statistics as one that ran through.
 """
 

@@ -5,7 +5,6 @@ hidden and cannot be guessed, `.NAME.0123456789abcdef.partial`: no file of the u
 place a link there to lead the bytes to another file.
 
 output       large files, written once, past the page cache
-records      files of JSON lines with checksums, which detect damage
 locks        locks of files, and the lock that lets one process at a time write to a destination
 urls         parsing of paths and URLs
 objects      objects of S3, Google Cloud Storage, Azure and web servers, by obstore

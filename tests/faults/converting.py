@@ -1,10 +1,11 @@
-"""Attacks on `precache convert`: kills, errors of the system, damaged journals, races for a lock.
+"""Attacks on `precache convert`: kills, errors of the system, damaged sidecars, races for a lock.
 
 In each of them files of the user's lie in DST and beside it, and must stay as they are.
 """
 
 import errno
 import fcntl
+import json
 import os
 import pickle
 import random
@@ -15,7 +16,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from precache.dataset.unfinished import JOURNAL_NAME
+import msgspec
+import xxhash
+
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.errors import DatasetError
 from precache.storage.locks import hold_lock, lock_path
 from tests.faults import conversions, mutations, shim
@@ -117,82 +121,77 @@ def _fail(setup: ConversionSetup, seed: int, folder: Path) -> Outcome:
     return CLEAN if result.code else RIGHT
 
 
-# Attack `journals`: the journal of an interrupted conversion is damaged, or other files lie in its folder.
-# The same command has to end with the bytes of an undisturbed run, or with one line. If the journal still has
-# its header, or is empty, and nothing else lies in the folder, the command with --overwrite has to end with
-# those bytes.
+# Attack `sidecars`: `conversion.json` or a sidecar of an interrupted conversion is damaged, or other files
+# lie in its folder. The same command has to end with the bytes of an undisturbed run, or with one line. If
+# `conversion.json` is as it was, nothing else lies in the folder, and no folder has the name of a file, it
+# has to end with those bytes.
 
 _STRAYS = (
     "mine-12345.jpg", "mine-00000.safetensors", "notes.txt", "train-00000.safetensors.bak",
-    "mine-00001.jpg.partial", "folder/thesis.txt", "journal.jsonl.bak", "train-00099.tar",
+    "mine-00001.jpg.partial", "folder/thesis.txt", "conversion.json.bak", "train-00099.tar",
 )  # fmt: skip
 
 
 def _resume(setup: ConversionSetup, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
     conversion = AttackedConversion(setup, SCENARIOS["resumed"], folder)
-    path = conversion.out / JOURNAL_NAME
-    header = path.read_bytes().splitlines(keepends=True)[0]
-    keeps_journal = draw.random() < 0.1
-    if not keeps_journal:
-        conversion.record(_spoil(conversion, path, draw, folder / "elsewhere"))
+    description = conversion.out / CONVERSION_NAME
+    before = description.read_bytes()
+    victim = draw.choice([description, *conversion.out.glob("*-*.json")])
+    spares_json = draw.random() < 0.1
+    if not spares_json:
+        conversion.record(_spoil(conversion, victim, draw, folder / "elsewhere"))
     if draw.random() < 0.3:
-        victim = draw.choice(sorted(set(conversion.out.iterdir()) - {path}))
-        victim.write_bytes(mutations.spoil(victim.read_bytes(), draw, b""))
-        conversion.record(f"{victim.name} changed")
-    strays = draw.sample(_STRAYS, draw.choice((1, 2))) if keeps_journal or draw.random() < 0.4 else []
+        other = draw.choice(sorted(set(conversion.out.iterdir()) - {description, victim}))
+        other.write_bytes(mutations.spoil(other.read_bytes(), draw, b""))
+        conversion.record(f"{other.name} changed")
+    strays = draw.sample(_STRAYS, draw.choice((1, 2))) if spares_json or draw.random() < 0.4 else []
     for name in strays:
         conversion.add_user_file(conversion.out / name)
         conversion.record(f"{name} put into DST")
-    if draw.random() < 0.3:
-        conversion.record("--overwrite")
-        first = conversion.run("--overwrite")
-    else:
-        conversion.record("resumed")
-        first = conversion.run()
-    conversion.check(first)
-    if first.code == 0:
+    is_as_before = description.is_file() and not description.is_symlink() and victim != description
+    if is_as_before:
+        is_as_before = description.read_bytes() == before and not victim.is_dir()
+    overwrite = ["--overwrite"] if draw.random() < 0.3 else []
+    conversion.record("--overwrite" if overwrite else "resumed")
+    result = conversion.run(*overwrite)
+    conversion.check(result)
+    if result.code == 0:
         return RIGHT
-    journal = path.read_bytes() if path.is_file() and not path.is_symlink() else b"another file"
-    if strays or (journal and not journal.startswith(header)):
-        return CLEAN  # nothing says any more whose files these are, so that the user has to decide
-    conversion.record("then --overwrite")
-    last = conversion.run("--overwrite")
-    conversion.check(last)
-    if last.code != 0:
-        raise CaseFailure("loss", f"neither resumed ({first.text[-200:]}) nor replaced: {last.text[-200:]}")
-    return CLEAN
+    if is_as_before and not strays:
+        raise CaseFailure("loss", f"not resumed: {result.text[-200:]}")
+    return CLEAN  # nothing says any more whose files these are, so that the user has to decide
 
 
-def _spoil(conversion: AttackedConversion, journal: Path, draw: random.Random, elsewhere: Path) -> str:
-    """Damage the journal, or a file that it names; return a description."""
-    content = journal.read_bytes()
-    lines = content.splitlines(keepends=True)
-    way = draw.choice(("bytes", "bytes", "bytes", "json", "json", "lines", "name", "file"))
+def _spoil(conversion: AttackedConversion, victim: Path, draw: random.Random, elsewhere: Path) -> str:
+    """Damage `conversion.json` or a sidecar; return a description."""
+    content = victim.read_bytes()
+    way = draw.choice(("bytes", "bytes", "bytes", "json", "json", "name", "file", "file"))
     if way == "bytes":
-        journal.write_bytes(mutations.spoil(content, draw, lines[-1]))
+        victim.write_bytes(mutations.spoil(content, draw, content))
     elif way == "json":
-        journal.write_bytes(mutations.spoil_json(content, draw, lines[-1]))
-    elif way == "lines":
-        changed = lines
-        while changed == lines:
-            changed = draw.choices(lines, k=draw.randrange(len(lines) + 3))
-        journal.write_bytes(b"".join(changed))
+        victim.write_bytes(mutations.spoil_json(content, draw, content))
     elif way == "name":  # it names a file of the user's
-        victim = journal.parent.parent / "victim.safetensors"
-        conversion.add_user_file(victim)
-        names = (b"../victim.safetensors", str(victim).encode(), b"..", b".", b"")
-        named = draw.choice((b"train-00000.safetensors", b"train-00000"))
-        journal.write_bytes(content.replace(named, draw.choice(names)))
+        outside = victim.parent.parent / "victim-00000.safetensors"
+        conversion.add_user_file(outside)
+        names = (b"../victim", str(outside.with_name("victim")).encode(), b"..", b".", b"")
+        victim.write_bytes(_with_checksum(content.replace(b"train", draw.choice(names))))
     else:
         elsewhere.mkdir()
         if draw.random() < 0.3:
             conversion.add_user_file(elsewhere / "victim")
-            journal.unlink()
-            journal.symlink_to(elsewhere / "victim")
-            return "the journal is a link to a file of the user's"
-        return f"the journal {mutations.replace_file(journal, draw, elsewhere)}"
-    return f"the journal's {way} changed"
+            victim.unlink()
+            victim.symlink_to(elsewhere / "victim")
+            return f"{victim.name} is a link to a file of the user's"
+        return f"{victim.name} {mutations.replace_file(victim, draw, elsewhere)}"
+    return f"{victim.name}: {way} changed"
+
+
+def _with_checksum(content: bytes) -> bytes:
+    """Give a changed file a checksum that fits, as a forger would."""
+    rest = msgspec.json.encode({**json.loads(content), "checksum": ""}) + b"\n"
+    checksum = f"{xxhash.xxh3_64_intdigest(rest):016x}"
+    return msgspec.json.encode({**json.loads(content), "checksum": checksum})
 
 
 # Attack `locks`: several processes want one DST at once, from every state in which its lock may have been
@@ -301,6 +300,6 @@ _attack = partial(Attack, prepare_host=prepare_host)
 ATTACKS = {
     "kills": _attack(_prepare_kills, _kill, case_s=90),
     "errnos": _attack(_prepare_errnos, _fail, case_s=60),
-    "journals": _attack(conversions.prepare, _resume, case_s=45),
+    "sidecars": _attack(conversions.prepare, _resume, case_s=45),
     "locks": _attack(conversions.prepare, _race, case_s=40),
 }

@@ -98,13 +98,13 @@ def failures(name: str, outcomes: dict[int, Outcome]) -> list[str]:
 ATTACKS = {
     "kills": ("converting", 1_000),
     "errnos": ("converting", 0),
-    "journals": ("converting", 2_000),
+    "sidecars": ("converting", 2_000),
     "locks": ("converting", 2_000),
     "pictures": ("pictures", 10_000),
     "folders": ("reading", 10_000),
     "loaders": ("reading", 10_000),
 }
-NEED_THE_SHIM = ("kills", "errnos", "journals", "locks")
+NEED_THE_SHIM = ("kills", "errnos", "sidecars", "locks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tests.faults.__main__ import long_count
 from tests.faults.runner import ATTACKS, NEED_THE_SHIM
 
 QUICK = {
-    "kills": 16, "errnos": 40, "journals": 24, "locks": 8, "pictures": 300, "folders": 40, "loaders": 20,
+    "kills": 16, "errnos": 40, "sidecars": 24, "locks": 8, "pictures": 300, "folders": 40, "loaders": 20,
 }  # fmt: skip
 
 

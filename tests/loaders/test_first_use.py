@@ -21,7 +21,7 @@ import loaders
 import precache
 from loaders import first_use
 from precache import Recipe, SettingError
-from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.errors import DatasetError, SourceError
 from precache.storage import locks
 from tests.building import build_loader
@@ -184,7 +184,7 @@ def test_an_interrupted_conversion_is_gone_on_from(
     process, _ = start(tree, folder, kill_at=kill_at)
     process.join()
     assert process.exitcode == code
-    assert (folder / JOURNAL_NAME).exists()
+    assert (folder / CONVERSION_NAME).exists()
     with build(tree, folder) as loader:
         assert len(ids_of(loader)) == IMAGES
     assert contents(folder) == contents(converted["shards"])

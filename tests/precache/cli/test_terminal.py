@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precache import verify
-from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.storage.locks import hold_lock
 from tests.command import ROOT
 from tests.precache.destinations import contents
@@ -50,7 +50,7 @@ def test_a_lost_terminal_does_not_end_a_conversion(
         command, cwd=tmp_path, env=environment, **streams, start_new_session=True
     ) as process:
         os.close(terminal)
-        while not (out / JOURNAL_NAME).exists():
+        while not (out / CONVERSION_NAME).exists():
             time.sleep(0.005)
         os.close(window)
         assert process.wait(timeout=80) == 0

@@ -38,9 +38,13 @@ MOMENTS = 90
 """Number of file operations after which a command may be stopped; about as many as it makes."""
 INSIDE = (
     "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors",
-    ".x.0123456789abcdef.partial", "folder/thesis.txt", "journal.jsonl.bak",
+    ".x.0123456789abcdef.partial", "folder/thesis.txt", "conversion.json.bak",
+    "train-99999.json",
 )  # fmt: skip
-BESIDE = "out.old/thesis.txt", "out.new/dataset.json", ".out.0123456789abcdef.precache/thesis.txt", "out.lock"
+BESIDE = (
+    "out.old/thesis.txt", "out.new/dataset.json", ".out.precache-overwrite.old/thesis.txt",
+    "out.precache-overwrite/new/thesis.txt", "out.lock",
+)  # fmt: skip
 _trees: list[Path] = []
 _first_datasets: list[str] = []
 """Datasets whose pictures a command `without` leaves out: one of the first version of the tree."""
@@ -251,7 +255,7 @@ class Histories(RuleBasedStateMachine):
 
     def has_dataset_beside(self, kind: str = "*") -> bool:
         """Whether the old or the new dataset of a swap is beside DST."""
-        return any(self.data.glob(f".out.*.{kind}.precache/{MANIFEST_NAME}"))
+        return any(self.data.glob(f".out.precache-overwrite/{kind}/{MANIFEST_NAME}"))
 
     def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
         """Return the dataset in DST after the command, if `base` was there; None if it refuses."""

@@ -16,7 +16,7 @@ import pytest
 from precache import convert, verify
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.dataset.unfinished import JOURNAL_NAME
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.errors import DatasetError, PrecacheError
 from tests.command import ROOT
 from tests.conftest import small_recipe
@@ -70,7 +70,7 @@ def test_overwrite_refuses_to_replace_the_working_folder(
 def put_texts(out: Path) -> None:
     """Write text files that have the names of a dataset's files."""
     out.mkdir(parents=True)
-    for name in (JOURNAL_NAME, MANIFEST_NAME, "train-00000.tar", ".dataset.json.0123456789abcdef.partial"):
+    for name in (CONVERSION_NAME, MANIFEST_NAME, "train-00000.tar", ".dataset.json.0123456789abcdef.partial"):
         (out / name).write_text('{"a": 1}\n')
 
 
@@ -140,8 +140,9 @@ def test_a_file_put_into_the_old_dataset_survives_overwrite(
 ) -> None:
     """The file comes between the two renames of a swap that is killed; the next run names it."""
     shutil.copytree(converted["dali"], out)
-    new = Path(shutil.copytree(converted["shards"], out.parent / ".out.0123456789abcdef.new.precache"))
-    old = out.rename(new.with_name(new.name.replace(".new.", ".old.")))
+    hidden = out.parent / ".out.precache-overwrite"
+    shutil.copytree(converted["shards"], hidden / "new")
+    old = out.rename(hidden / "old")
     (old / "thesis\x1b.txt").write_bytes(THESIS)
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
     assert contents(out) == contents(converted["shards"])
@@ -150,6 +151,9 @@ def test_a_file_put_into_the_old_dataset_survives_overwrite(
     assert str(old) in caplog.text
     shutil.rmtree(out)  # the rest of the old dataset does not take its place
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 70
+    with pytest.raises(DatasetError) as raised:
+        convert(raw_tree, out, small_recipe("dali"), workers=0, overwrite=True)
+    assert raised.value.path == old
     assert contents(old) == {"thesis\x1b.txt": THESIS}
 
 
@@ -159,7 +163,9 @@ def test_convert_fails_while_a_shard_is_missing(moment: str, tree: Path, tmp_pat
     out, recipe, removed = tmp_path / "out", small_recipe("shards"), list[Path]()
     if moment != "converting":
         convert(tree, out, recipe, workers=0)
-    options, place = ({"overwrite": True}, ".out.*.precache") if moment == "overwriting" else ({}, "out")
+    options, place = (
+        ({"overwrite": True}, ".out.precache-overwrite/new") if moment == "overwriting" else ({}, "out")
+    )
 
     def remove_shard(done: int = 0, total: int = 0) -> None:
         if removed:
@@ -183,7 +189,7 @@ def test_a_resumed_conversion_converts_changed_pictures_again(
 ) -> None:
     """Files that were only copied, so that they have other times, are not converted again."""
     interrupt(tree, out)
-    finished = len((out / JOURNAL_NAME).read_text().splitlines()) - 1
+    finished = len(list(out.glob("*-*.json")))
     for path in tree.glob("*/*.jpg"):
         os.utime(path, ns=(0, 1_000_000_000))
     victims = change_pictures(tree, 0, 3)

@@ -22,7 +22,7 @@ from PIL import Image
 import loaders
 from precache import convert, open_dataset, verify, verify_deep
 from precache.cli import commandline
-from precache.dataset.unfinished import JOURNAL_NAME
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import decoder_versions
 from precache.reporting import human_bytes
@@ -35,8 +35,8 @@ from tests.precache.destinations import THESIS, contents, interrupt
 
 
 def has_two_shards(folder: Path) -> bool:
-    """Whether a journal in `folder` or below has the records of two shards."""
-    return any(len(path.read_bytes().splitlines()) > 2 for path in folder.glob("**/" + JOURNAL_NAME))
+    """Whether two shards in `folder` or below have their sidecars."""
+    return len(list(folder.glob("**/train-*.json"))) > 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,10 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     assert match, line
     resumed = run_here("precache", *arguments, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"out: {match[1]} of 70 pictures are already converted" in resumed.stdout
+    resumed_at = re.search(r"out: (\d+) of 70 pictures are already converted", resumed.stdout)
+    assert resumed_at
+    # the signal may come before the last shard is counted
+    assert int(resumed_at[1]) - int(match[1]) in (0, 12)
     assert contents(tmp_path / "out") == contents(converted["shards"])
 
 
@@ -178,10 +181,10 @@ def test_tars_of_an_unfinished_conversion_are_no_source(raw_tree: Path, tmp_path
         convert(out, tmp_path / "again", recipe, workers=0)
 
 
-def test_a_tree_with_somebody_elses_journal_is_a_tree(raw_tree: Path, tmp_path: Path) -> None:
+def test_a_tree_with_somebody_elses_description_is_a_tree(raw_tree: Path, tmp_path: Path) -> None:
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    for content in ("", "Dear diary\n", '{"journal": 2}\n', '{"a": 1, "checksum": "0123456789abcdef"}\n'):
-        (tree / JOURNAL_NAME).write_text(content)
+    for content in ("", "Dear diary\n", '{"inputs": 2}\n', '{"a": 1, "checksum": "0123456789abcdef"}\n'):
+        (tree / CONVERSION_NAME).write_text(content)
         assert len(loaders.build(tree).dataset) == 70
 
 
@@ -201,33 +204,55 @@ def test_an_interruption_offers_to_go_on_only_where_something_does(
     assert capsys.readouterr().err == "precache: error: interrupted\n"
 
 
-# The journal.
+# Damage.
 
 
-@pytest.mark.parametrize("damage", ["cut off", "third line"])
-def test_convert_repeats_the_shards_that_a_damaged_journal_lost(
+@pytest.mark.parametrize(
+    "damage", ["cut off", "a digit", "of another shard", "of another conversion", "a link"]
+)
+def test_convert_repeats_a_shard_whose_sidecar_is_damaged(
     damage: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    interrupt(raw_tree, tmp_path / "out")
-    journal = tmp_path / "out" / JOURNAL_NAME
-    lines = journal.read_bytes().splitlines(keepends=True)[:-1]  # without the last shard
+    out = tmp_path / "out"
+    interrupt(raw_tree, out)
+    sidecars = sorted(out.glob("*-*.json"))
+    assert len(sidecars) > 2
+    first, second = sidecars[:2]
+    content = first.read_bytes()
     if damage == "cut off":
-        journal.write_bytes(b"".join(lines)[:30])
+        first.write_bytes(content[:-30])
+    elif damage == "a digit":
+        first.write_bytes(content.replace(b'"pixels":2', b'"pixels":3'))
+    elif damage == "of another shard":
+        shutil.copyfile(second, first)
+    elif damage == "of another conversion":
+        interrupt(raw_tree, tmp_path / "other", "webdataset")
+        shutil.copyfile(tmp_path / "other" / first.name, first)
     else:
-        journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"rejected": []', b'"rejected": [ ]')]))
-    conversion = convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
-    assert conversion.converted == (70 - 12 if damage == "third line" else 70)
-    assert str(journal) in caplog.text
-    assert contents(tmp_path / "out") == contents(converted["shards"])
+        shutil.move(first, tmp_path / "moved")
+        first.symlink_to(tmp_path / "moved")
+    assert damage == "a link" or first.read_bytes() != content
+    conversion = convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert conversion.converted == 70 - 12 * (len(sidecars) - 1)
+    assert str(first) in caplog.text
+    assert contents(out) == contents(converted["shards"])
 
 
-def test_a_foreign_file_with_the_name_of_the_journal_stays(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("content", ["Dear diary\n", "", "{}", "{" * 100_000])
+def test_a_foreign_file_with_the_name_of_the_description_stays(
+    content: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
-    (out / JOURNAL_NAME).write_text("Dear diary\n")
+    (out / CONVERSION_NAME).write_text(content)
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
-    assert (out / JOURNAL_NAME).read_text() == "Dear diary\n"
+    assert (out / CONVERSION_NAME).read_text() == content
+    (tmp_path / "new").mkdir()
+    shutil.copyfile(out / CONVERSION_NAME, tmp_path / "new" / CONVERSION_NAME)
+    for overwrite in (False, True):
+        with pytest.raises(DatasetError) as raised:
+            convert(raw_tree, tmp_path / "new", small_recipe("shards"), workers=0, overwrite=overwrite)
+        assert raised.value.path == tmp_path / "new" / CONVERSION_NAME
+    assert contents(tmp_path / "new") == {CONVERSION_NAME: content.encode()}
 
 
 def test_convert_refuses_to_resume_with_another_pillow(

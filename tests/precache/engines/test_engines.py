@@ -14,8 +14,8 @@ import pytest
 import simplejpeg
 
 from precache import Conversion, convert
-from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset.unfinished import CONVERSION_NAME
 from precache.engines import KILLED, prepare_nodes
 from precache.errors import PrecacheError, SettingError, SourceError, WorkerError
 from precache.pictures.reading import read_picture
@@ -113,7 +113,7 @@ def test_a_node_with_another_version_is_refused_before_the_first_shard(
     details = rf"^node [0-9.]+ \({node.node_id[:8]}\): simplejpeg .*9\.8\.7 .*{simplejpeg.__version__} "
     with pytest.raises(SettingError, match=details):
         convert_on_ray(raw_tree, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [JOURNAL_NAME]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [CONVERSION_NAME]
 
 
 def start_driver(cluster: Any, slow: SlowSource, out: Path) -> "subprocess.Popen[str]":
@@ -128,9 +128,8 @@ def start_driver(cluster: Any, slow: SlowSource, out: Path) -> "subprocess.Popen
 
 
 def has_finished_two_shards(out: Path) -> bool:
-    """Whether the journal has the records of two shards, of which at least one is counted in a message."""
-    journal = out / JOURNAL_NAME
-    return journal.exists() and len(journal.read_bytes().splitlines()) > 2
+    """Whether two shards have their sidecars, of which at least one is counted in a message."""
+    return len(list(out.glob("*-*.json"))) > 1
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Pa
     scanned_status = (picture.stat().st_size, picture.stat().st_mtime_ns)
     read = partial(read_picture, str(picture), scanned_status=scanned_status)
     for folder in (tmp_path / "out", tmp_path / "source"):
-        with prepare_nodes("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
+        with prepare_nodes("ray", tmp_path / "out", CONVERSION_NAME, read) as nodes:
             nodes.check("node a")
             next(folder.iterdir()).unlink()
             with pytest.raises(PrecacheError, match=f"^node a: .*{folder}") as raised:

@@ -1,6 +1,5 @@
 """Command `bench quickstart`: makes photographs, converts them, compares loaders and writes the report."""
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -24,6 +23,7 @@ from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
+from precache.storage.stored_json import decode, encode
 from precache.storage.urls import Location
 
 QUICKSTART = Path("data/quickstart")
@@ -104,7 +104,9 @@ def _convert(formats: list[str], size: int) -> dict[Location, float]:
         read from the file `_TIMES`; a conversion that an earlier call began has none.
     """
     times = QUICKSTART / _TIMES
-    seconds: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
+    seconds: dict[str, float] = {}
+    if times.exists():
+        seconds = decode(times.read_bytes(), dict[str, float], path=times, remedy="remove it")
     for name in formats:
         path = QUICKSTART / name
         is_new = not path.exists()
@@ -116,5 +118,5 @@ def _convert(formats: list[str], size: int) -> dict[Location, float]:
         if is_new:
             seconds[name] = time.perf_counter() - start_s
         with atomic_write(times) as file:
-            file.write(json.dumps(seconds).encode())
+            file.write(encode(seconds))
     return {QUICKSTART / name: seconds[name] for name in formats if name in seconds}

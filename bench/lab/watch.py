@@ -97,7 +97,7 @@ def run_watch(*words: object) -> Result:
     if start < 0:
         lines = process.stderr.strip().splitlines()
         raise WorkerError(f"bench watch {words[-1]}: {lines[-1] if lines else 'nothing'}")
-    document = parse_document(process.stdout[start:], "bench watch")
+    document = parse_document(process.stdout[start:].encode(), "bench watch")
     result = make_result(document.machine, document.settings, document.trials)
     if not result.rows:
         raise WorkerError(f"bench watch {words[-1]}: no training was found")

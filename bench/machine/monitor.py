@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import psutil
 import torch
+from msgspec import structs
 
-from bench.report.result import Activity, summarise_activity
+from bench.report.result import Activity
 from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
@@ -59,10 +60,10 @@ class Monitor:
         """Return all samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
-        watched = summarise_activity(tuple(self._times_s), series)
+        watched = Activity(tuple(self._times_s), series)
         interval_s = np.diff(self._times_s, prepend=0.0)
         swapped_bytes = float(np.dot(series.get("swap_bytes_per_s", ()), interval_s))
-        return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped_bytes)))
+        return structs.replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped_bytes)))
 
     def _run(self) -> None:
         start_s = time.perf_counter()

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
@@ -282,7 +284,7 @@ class _Turns:
             share = others.share()
             if share is not None:
                 numbers["other_cpu_share"] = share
-            return replace(trial, numbers=numbers)
+            return structs.replace(trial, numbers=numbers)
 
         self.trials.measure(planned.key, measure_beside_others)
         self._done += 1

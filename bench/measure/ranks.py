@@ -1,11 +1,10 @@
 """Data-parallel ranks on this machine: what `bench loaders --ranks` measures.
 
 torchrun runs `python -m bench.measure.ranks FOLDER` once per rank; the settings lie pickled in
-FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes its measurements, or
-{"error": message}, to FOLDER/<rank>.json.
+FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes its `RankAnswer` to
+FOLDER/<rank>.json.
 """
 
-import json
 import os
 import pickle
 import re
@@ -16,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
+from msgspec import Struct
 
 import loaders.read
 from bench.machine import page_cache
@@ -38,12 +38,20 @@ from precache.errors import DatasetError, PrecacheError, SettingError, WorkerErr
 from precache.packages import child_environment
 from precache.reporting import Progress, no_progress
 from precache.storage.staging import temporary_folder
+from precache.storage.stored_json import decode, encode
 
 _SETTINGS_IN_RESULT = ("size", "warmup", "batches", "repeats", "amp", "augment")
 """Fields of `Settings` that a result's file has under the same names."""
 RankMeasurements: TypeAlias = dict[str, list[dict[str, float]]]
 """Measurement of each repeat in one rank, `images_per_s` and `wait_share` (0 to 1), by the kind of run."""
 _GRACE_S = 40  # torchrun itself gives its ranks 30 s to end
+
+
+class RankAnswer(Struct, frozen=True):
+    """What a rank writes at its end: its measurements, or the message of its error."""
+
+    measurements: RankMeasurements = {}
+    error: str = ""
 
 
 def compare_ranks(
@@ -160,17 +168,21 @@ def launch_ranks(
             process.kill()
             process.wait()
         files = [folder / f"{rank}.json" for rank in range(ranks)]
-        answers: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
+        answers = [
+            decode(file.read_bytes(), RankAnswer, path=file, error=WorkerError, remedy="run it again")
+            for file in files
+            if file.exists()
+        ]
         for answer in answers:
-            if "error" in answer:
-                raise PrecacheError(answer["error"])
+            if answer.error:
+                raise PrecacheError(answer.error)
         if process.returncode != 0 or len(answers) < ranks:
             errors.seek(0)
             cause = find_root_cause(errors.read())
             if cause is None:
                 raise WorkerError(f"{ranks} ranks: torchrun could not start them")
             raise WorkerError(f"{ranks} ranks: {cause}", remedy="try fewer ranks or a smaller batch")
-        return answers
+        return [answer.measurements for answer in answers]
 
 
 def find_root_cause(errors: str) -> str | None:
@@ -260,9 +272,9 @@ def main() -> None:
     file = folder / f"{dist.get_rank()}.json"
     try:
         with explain_trial_errors(settings.batch_size, settings.size):
-            file.write_text(json.dumps(measure_rank(settings)), encoding="utf-8")
+            file.write_bytes(encode(RankAnswer(measure_rank(settings))))
     except PrecacheError as error:
-        file.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+        file.write_bytes(encode(RankAnswer(error=str(error))))
         sys.exit(1)  # torchrun ends the ranks that wait for this one
     dist.destroy_process_group()
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 import torch
+from msgspec import structs
 
 from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
@@ -116,7 +116,7 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
             batches = itertools.chain([first_batch], batches)
             trial = _time_batches(batches, trainer, settings, first_batch_s, clock)
             if isinstance(loader, imagefolder.ImageFolderLoader) and loader.skipped_path:
-                trial = replace(trial, facts={**trial.facts, "refused": loader.skipped_path})
+                trial = structs.replace(trial, facts={**trial.facts, "refused": loader.skipped_path})
             return trial
 
 

@@ -5,9 +5,10 @@ The file is complete JSON at any time: after each trial it is written anew under
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from bench.report.result import (
     Document,
@@ -19,7 +20,7 @@ from bench.report.result import (
     to_plain,
 )
 from precache.cli.commandline import STDOUT
-from precache.errors import SettingError
+from precache.errors import SettingError, os_reason
 from precache.storage import atomic_write
 
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "data")
@@ -66,19 +67,18 @@ class Trials:
 
     def add(self, trial: Trial) -> Trial:
         """Keep the trial, and return it as it is read from the file, which has it when this returns."""
-        # as if read from the file, so that a result made from the file is the same to the last digit
-        trial = Trial.from_json(trial.to_json())
+        trial = trial.rounded()
         self._trials[_key_text(trial.key)] = trial
         if self.path is not None:
             document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
-            _write(self.path, document)
+            _write(self.path, structs.asdict(document))
         return trial
 
     def measure(self, key: Mapping[str, Any], run: Callable[[], Trial]) -> Trial:
         """Return the trial with that key; where it was not measured, call `run` and keep what it returns."""
         trial = self.find(key)
         if trial is None:
-            trial = self.add(replace(run(), key=to_plain(key)))
+            trial = self.add(structs.replace(run(), key=to_plain(key)))
         return trial
 
     def all(self) -> tuple[Trial, ...]:
@@ -136,10 +136,10 @@ def read_document(path: Path) -> Document:
         SettingError: the file cannot be read, or is no result.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot be read ({error})", path=path) from error
-    return parse_document(text, str(path))
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"cannot be read ({os_reason(error)})", path=path) from error
+    return parse_document(raw, str(path))
 
 
 def _unite(before: Any, now: Any) -> Any:

@@ -8,40 +8,46 @@ Pure functions such as `bench.report.loaders.make_result` make a result from tri
 file can be made again from the trials in it.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct, convert, structs
 
 from bench.report.stats import Estimate
 from precache.errors import SettingError
+from precache.storage.stored_json import decode, encode
 
-VERSION = 1
 _DIGITS = 6  # significant digits of a number in a file: more than any clock has
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(Struct, frozen=True, omit_defaults=True):
     """Activity of the machine while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
         time_s: time of each sample, in seconds since the start.
         series: one value per sample by the name of the quantity. Shares are from 0 to 1; `..._per_s` are
             bytes per second since the previous sample.
-        peak, mean: largest value and mean of each series.
         flags: sentences on limits that slow training down.
     """
 
     time_s: tuple[float, ...] = ()
-    series: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    peak: dict[str, float] = field(default_factory=dict)
-    mean: dict[str, float] = field(default_factory=dict)
+    series: dict[str, tuple[float, ...]] = {}
     flags: tuple[str, ...] = ()
 
+    @property
+    def peak(self) -> dict[str, float]:
+        """Largest value of each series."""
+        return {name: max(values) for name, values in self.series.items() if values}
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+    @property
+    def mean(self) -> dict[str, float]:
+        """Mean of each series."""
+        return {name: sum(values) / len(values) for name, values in self.series.items() if values}
+
+
+class Trial(Struct, frozen=True, omit_defaults=True):
     """Raw numbers of one run in one process.
 
     Attributes:
@@ -53,10 +59,10 @@ class Trial:
         activity: activity of the machine meanwhile; None where it was not sampled.
     """
 
-    key: dict[str, Any] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    series: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)
+    key: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
+    series: dict[str, tuple[float, ...]] = {}
+    facts: dict[str, str] = {}
     activity: Activity | None = None
 
     @property
@@ -76,60 +82,10 @@ class Trial:
             wait + step for wait, step in zip(self.series["wait_s"], self.series["step_s"], strict=True)
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, without empty parts; `from_json` reads them back."""
-        parts: dict[str, Any] = {
-            "key": self.key,
-            "numbers": {name: float(number) for name, number in self.numbers.items()},
-            "series": self.series,
-            "facts": self.facts,
-        }
-        if self.activity is not None:
-            parts["activity"] = {
-                "time_s": self.activity.time_s,
-                "series": self.activity.series,
-                "flags": self.activity.flags,
-            }
-        plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
-        return plain
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Trial":
-        """Make a trial from the values of `to_json`.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: `content` is something else.
-        """
-        activity = None
-        if content.get("activity") is not None:
-            samples = content["activity"]
-            activity = summarise_activity(
-                tuple(map(float, samples["time_s"])), _read_series(samples["series"]), tuple(samples["flags"])
-            )
-        return cls(
-            key=dict(content["key"]),
-            numbers={
-                name: float(number)
-                for name, number in content.get("numbers", {}).items()
-                if number is not None  # an infinite number is written as null
-            },
-            series=_read_series(content.get("series", {})),
-            facts={name: str(fact) for name, fact in content.get("facts", {}).items()},
-            activity=activity,
-        )
-
-
-def summarise_activity(
-    time_s: tuple[float, ...], series: dict[str, tuple[float, ...]], flags: tuple[str, ...] = ()
-) -> Activity:
-    """Make an activity from samples: add the peak and the mean of each series."""
-    peak = {name: max(values) for name, values in series.items() if values}
-    mean = {name: sum(values) / len(values) for name, values in series.items() if values}
-    return Activity(time_s, series, peak, mean, flags)
-
-
-def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(map(float, values)) for name, values in content.items()}
+    def rounded(self) -> "Trial":
+        """Return the trial as a file has it: with rounded numbers, and without those that are infinite."""
+        numbers = {name: float(number) for name, number in self.numbers.items() if math.isfinite(number)}
+        return convert(to_plain(structs.replace(self, numbers=numbers)), Trial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +256,22 @@ class Result:
             "next_step": self.next_step,
         }
         document = make_document(self.command, self.machine, self.settings, self.trials, self.skipped)
-        plain: dict[str, Any] = to_plain(document | conclusions | self.summary)
-        return plain
+        return {**structs.asdict(document), **to_plain(conclusions | self.summary)}
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """The part of a result's file that is written from the first trial on.
+
+    It is enough to continue an interrupted command, and to make the result. What the result concludes stands
+    in the file behind it, for people and other programs.
+    """
+
+    version: Literal[1] = 1
+    command: str
+    machine: dict[str, str]
+    settings: dict[str, Any]
+    skipped: dict[str, str]
+    trials: tuple[Trial, ...]
 
 
 def make_document(
@@ -310,19 +280,15 @@ def make_document(
     settings: Mapping[str, Any],
     trials: tuple[Trial, ...],
     skipped: Mapping[str, str],
-) -> dict[str, Any]:
-    """Make the part of a file that is written from the first trial on.
-
-    It is enough to continue an interrupted command, and to make the result.
-    """
-    return {
-        "version": VERSION,
-        "command": command,
-        "machine": dict(machine),
-        "settings": to_plain(settings),
-        "skipped": dict(skipped),
-        "trials": [trial.to_json() for trial in trials],
-    }
+) -> Document:
+    """Make the document of trials so far, as it is read from a file."""
+    return Document(
+        command=command,
+        machine=dict(machine),
+        settings=to_plain(settings),
+        skipped=dict(skipped),
+        trials=tuple(trial.rounded() for trial in trials),
+    )
 
 
 def format_document(document: Mapping[str, Any]) -> str:
@@ -330,55 +296,35 @@ def format_document(document: Mapping[str, Any]) -> str:
     lines = []
     for name, part in document.items():
         if name in ("trials", "rows") and part:
-            entries = ",\n".join(f"  {json.dumps(entry)}" for entry in part)
-            lines.append(f" {json.dumps(name)}: [\n{entries}\n ]")
+            entries = ",\n".join(f"  {_line(entry)}" for entry in part)
+            lines.append(f" {_line(name)}: [\n{entries}\n ]")
         else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(part)}")
+            lines.append(f" {_line(name)}: {_line(part)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """Content of a result's file, see `make_document`."""
-
-    command: str
-    machine: dict[str, str]
-    settings: dict[str, Any]
-    trials: tuple[Trial, ...]
-    skipped: dict[str, str]
+def _line(value: Any) -> str:
+    return encode(value).decode().rstrip("\n")
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(raw: bytes, path: object) -> Document:
     """Read a document that `format_document` wrote.
 
     Args:
-        text: content of the file.
-        name: name of the file, for errors.
+        raw: content of the file.
+        path: path of the file, for errors.
 
     Raises:
-        SettingError: `text` is something else.
+        SettingError: it is no result of bench.
     """
     remedy = "give a file that --json of a command of bench wrote"
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise SettingError(f"not JSON ({error})", path=name, remedy=remedy) from error
-    try:
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']!r}")
-        return Document(
-            str(content["command"]),
-            {key: str(value) for key, value in content["machine"].items()},
-            dict(content["settings"]),
-            tuple(map(Trial.from_json, content["trials"])),
-            {key: str(value) for key, value in content["skipped"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"not a result of bench ({error!r})", path=name, remedy=remedy) from error
+    return decode(raw, Document, path=path, error=SettingError, remedy=remedy)
 
 
 def to_plain(values: Any) -> Any:
     """Convert values to those that JSON reads back: lists for tuples, rounded numbers, None for infinity."""
+    if isinstance(values, Struct):
+        values = structs.asdict(values)
     if isinstance(values, Mapping):
         return {str(name): to_plain(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):

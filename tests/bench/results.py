@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import loaders
-from bench.report.result import Result, Row, Trial, summarise_activity
+from bench.report.result import Activity, Result, Row, Trial
 from bench.report.stats import Estimate
 
 BATCHES = 140
@@ -182,7 +182,7 @@ def make_spiky_trial(key: dict[str, Any]) -> Trial:
             "step_s": tuple(step_s.tolist()),
             "epoch_starts": tuple(map(float, epoch_starts)),
         },
-        activity=summarise_activity(
+        activity=Activity(
             tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}, flags
         ),
     )

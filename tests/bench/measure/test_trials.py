@@ -74,8 +74,10 @@ def test_a_file_of_other_work_is_refused_and_kept(
 def test_a_file_that_is_no_result_is_refused_and_kept(text: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    with pytest.raises(SettingError, match=r"notes\.txt: not "):
+    with pytest.raises(SettingError) as raised:
         Trials(path, "loaders", MACHINE, SETTINGS)
+    assert raised.value.path == str(path)
+    assert "--json" in raised.value.remedy
     assert path.read_text() == text
 
 

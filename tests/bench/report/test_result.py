@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import pytest
 from plotly.offline import get_plotlyjs
 
@@ -29,7 +30,7 @@ from tests.bench.results import (
 
 def remake(text: str) -> Result:
     """Make the result again from the trials in a file."""
-    document = parse_document(text, "r.json")
+    document = parse_document(text.encode(), "r.json")
     return loaders.make_result(document.machine, document.settings, document.trials, document.skipped)
 
 
@@ -68,22 +69,23 @@ def test_order_of_trials_does_not_matter() -> None:
 def test_file_of_something_else_is_refused(change: Any) -> None:
     content = json.loads(format_document(rich_result().to_json()))
     change(content)
-    with pytest.raises(SettingError, match="result of bench") as raised:
-        parse_document(json.dumps(content), "r.json")
+    with pytest.raises(SettingError) as raised:
+        parse_document(json.dumps(content).encode(), "r.json")
     assert raised.value.path == "r.json"
     assert "--json" in raised.value.remedy
 
 
 def test_file_that_is_not_json_is_refused() -> None:
-    with pytest.raises(SettingError, match="JSON") as raised:
-        parse_document("{", "r.json")
+    with pytest.raises(SettingError) as raised:
+        parse_document(b"{", "r.json")
     assert raised.value.path == "r.json"
     assert "--json" in raised.value.remedy
 
 
 def test_trial_survives_json() -> None:
     for trial in make_rich_trials():
-        again = Trial.from_json(json.loads(json.dumps(trial.to_json(), allow_nan=False)))
+        again = msgspec.json.decode(msgspec.json.encode(trial.rounded()), type=Trial)
+        assert again == trial.rounded()
         assert again.key == trial.key
         assert again.numbers == pytest.approx(trial.numbers, rel=1e-5)
         assert (again.activity is None) == (trial.activity is None)

@@ -110,5 +110,5 @@ def test_rows_of_one_trainer_are_compared_with_each_other() -> None:
 def test_more_workers_are_suggested_only_where_cpus_are_idle() -> None:
     for busy_share, titles in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
         row = pipeline(loader=90, trainer=None, fed=None)
-        active = replace(row, activity=Activity(mean={"cpu_share": busy_share}))
+        active = replace(row, activity=Activity(series={"cpu_share": (busy_share,)}))
         assert [change.title for change in find_changes(active, [], 2, 8)] == titles

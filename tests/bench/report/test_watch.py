@@ -38,7 +38,7 @@ def text_of(result: Result) -> str:
 
 def test_result_can_be_made_again_from_its_file() -> None:
     result = result_of([training(WAITING).events])
-    document = parse_document(format_document(result.to_json()), "watch.json")
+    document = parse_document(format_document(result.to_json()).encode(), "watch.json")
     again = make_result(document.machine, document.settings, document.trials)
     assert format_document(again.to_json()) == format_document(result.to_json())
     workers = next(row for row in again.rows if row.key.get("change") == "workers")

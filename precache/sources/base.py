@@ -41,7 +41,7 @@ class SampleRef:
 
     Attributes:
         id: rank in the sorted scan of files, or row of a table or a dataset; rank among the pictures that
-            are left with `--without`, so a source finds its samples by `path` and `place` alone.
+            are left with `--without`, so a source finds its samples by `path` and `offset` alone.
         path: name of the sample in its source; in a tree the path from its root, with forward slashes.
         label: index of the sample's class; -1 if it has no class or several.
         bytes: size of the file; -1 for a missing file, which is rejected when it is read, and after a scan
@@ -49,7 +49,8 @@ class SampleRef:
         split: name of the split that the source puts the sample in; "" if it has no splits.
         modified_ns: time of the file's last write, as the file system counts; two samples that differ in it
             alone are equal.
-        place: number by which the source's `read` finds the picture, such as a row or an offset in bytes.
+        offset: where the source's `read` finds the picture, in units of the source: rows of tables,
+            bytes of all tars joined, or samples in stored order.
         original_size: width and height in pixels of the picture that this one was converted from; None if
             this is the original.
         target: label of a sample that has not exactly one class: a list of class indices, or numbers.
@@ -62,7 +63,7 @@ class SampleRef:
     bytes: int
     split: str = ""
     modified_ns: int = field(default=0, compare=False)
-    place: int = 0
+    offset: int = 0
     original_size: tuple[int, int] | None = None
     target: Any = field(default=None, compare=False)
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -115,8 +116,8 @@ class Paths(Sequence[str]):
         """Decode paths as `os.fsdecode` does, in half the time."""
         content, prefix = self._content, self._prefix
         encoding, errors = _FILE_SYSTEM_ENCODING, _FILE_SYSTEM_ERRORS
-        places = zip(starts.tolist(), ends.tolist(), strict=True)
-        return [prefix + content[start:end].decode(encoding, errors) for start, end in places]
+        ranges = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [prefix + content[start:end].decode(encoding, errors) for start, end in ranges]
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +135,7 @@ class Samples(Sequence[SampleRef]):
         split_names: names of the splits; "" alone for a source without splits.
         paths: encoded paths, one behind the other.
         path_ends: int64 [n], offset in `paths` of the end of each path.
-        places: int64 [n]; default zeros.
+        offsets: int64 [n]; default zeros.
         targets: labels of samples that have not exactly one class: `ragged` class indices, or numbers;
             None if each sample has one class, or no label.
         fields: columns of the fields by name.
@@ -149,15 +150,15 @@ class Samples(Sequence[SampleRef]):
     split_names: tuple[str, ...]
     paths: bytes
     path_ends: Ints
-    places: Ints = None  # type: ignore[assignment]  # __post_init__ makes zeros of it
+    offsets: Ints = None  # type: ignore[assignment]  # __post_init__ makes zeros of it
     targets: Column | None = None
     fields: dict[str, Column] = field(default_factory=dict)
     original_sizes: Sizes | None = None
 
     def __post_init__(self) -> None:
         self.split_names = tuple(self.split_names)
-        if self.places is None:
-            self.places = np.zeros(len(self.ids), np.int64)
+        if self.offsets is None:
+            self.offsets = np.zeros(len(self.ids), np.int64)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -173,7 +174,7 @@ class Samples(Sequence[SampleRef]):
             int(self.file_bytes[index]),
             self.split_names[self.splits[index]],
             int(self.modified_ns[index]),
-            int(self.places[index]),
+            int(self.offsets[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
             None if self.targets is None else self.targets.row_value(index),
             columns.row_values(self.fields, index) if self.fields else {},
@@ -203,7 +204,7 @@ class Samples(Sequence[SampleRef]):
             split_names=self.split_names if split_names is None else tuple(split_names),
             paths=paths.values.tobytes(),
             path_ends=paths.ends,
-            places=self.places[rows],
+            offsets=self.offsets[rows],
             targets=None if self.targets is None else self.targets.select(rows),
             fields=columns.select_rows(self.fields, rows),
             original_sizes=None if self.original_sizes is None else self.original_sizes[rows],
@@ -214,17 +215,17 @@ class SampleList:
     """List of samples that a source appends to while it is scanned; each takes some 50 bytes and its path.
 
     Attributes:
-        file_bytes, modified_ns, places: columns as in `Samples`, with a value for each sample so far.
+        file_bytes, modified_ns, offsets: columns as in `Samples`, with a value for each sample so far.
         split_of: number of each split by its name, in the order of their first samples.
     """
 
     def __init__(self) -> None:
         self._paths, self._path_ends = bytearray(), array("q")
-        self.file_bytes, self.modified_ns, self.places, self._splits = (array("q") for _ in range(4))
+        self.file_bytes, self.modified_ns, self.offsets, self._splits = (array("q") for _ in range(4))
         self.split_of: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.offsets)
 
     def path(self, row: int) -> str:
         """Return the path of a sample."""
@@ -232,14 +233,14 @@ class SampleList:
         return os.fsdecode(bytes(self._paths[start : self._path_ends[row]]))
 
     def add(
-        self, path: str, file_bytes: int = 0, modified_ns: int = 0, place: int = 0, split: str = ""
+        self, path: str, file_bytes: int = 0, modified_ns: int = 0, offset: int = 0, split: str = ""
     ) -> None:
         """Append a sample; see `SampleRef` for the arguments."""
         self._paths += os.fsencode(path)
         self._path_ends.append(len(self._paths))
         self.file_bytes.append(file_bytes)
         self.modified_ns.append(modified_ns)
-        self.places.append(place)
+        self.offsets.append(offset)
         self._splits.append(self.split_of.setdefault(split, len(self.split_of)))
 
     def add_files(self, paths: Sequence[str], split: str) -> None:
@@ -250,7 +251,7 @@ class SampleList:
         self._path_ends.extend(accumulate(map(len, encoded[1:]), initial=len(self._paths) + len(encoded[0])))
         self._paths += b"".join(encoded)
         number = self.split_of.setdefault(split, len(self.split_of))
-        values = ((self.file_bytes, -1), (self.modified_ns, 0), (self.places, 0), (self._splits, number))
+        values = ((self.file_bytes, -1), (self.modified_ns, 0), (self.offsets, 0), (self._splits, number))
         for column, value in values:
             column.extend(repeat(value, len(paths)))
 
@@ -273,7 +274,7 @@ class SampleList:
             split_names=tuple(names),
             paths=bytes(self._paths),
             path_ends=np.frombuffer(self._path_ends, np.int64),
-            places=np.frombuffer(self.places, np.int64),
+            offsets=np.frombuffer(self.offsets, np.int64),
             targets=targets,
             fields=dict(fields or {}),
         )
@@ -431,6 +432,6 @@ def check_no_overlap(source: Source, destination: Path) -> None:
 
 
 def paths_overlap(first: Path, second: Path) -> bool:
-    """Return whether the two are the same place, or one lies inside the other."""
+    """Return whether the two are the same folder or file, or one lies inside the other."""
     first, second = Path(os.path.realpath(first)), Path(os.path.realpath(second))
     return first == second or first in second.parents or second in first.parents

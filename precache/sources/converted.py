@@ -44,7 +44,7 @@ __all__ = ["ConvertedSource", "is_converted", "open_converted"]
 class ConvertedSource:
     """A converted dataset as a `Source`.
 
-    `SampleRef.place` is the sample's position in stored order, shard by shard; the arrays have this order.
+    `SampleRef.offset` is the sample's position in stored order, shard by shard; the arrays have this order.
 
     Attributes:
         dataset: dataset that is read.
@@ -101,7 +101,7 @@ class ConvertedSource:
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """Return the stored JPEG or pixels of a sample."""
-        shard, row = self._locate(ref.place)
+        shard, row = self._locate(ref.offset)
         recipe = self.dataset.manifest.recipe
         try:
             with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
@@ -113,15 +113,15 @@ class ConvertedSource:
             raise SampleError(
                 self.where(ref), f"is not where its index says ({error})", remedy=REMEDY
             ) from error
-        has_changed = checksum_of(sample.data) != self.checksums[ref.place]
+        has_changed = checksum_of(sample.data) != self.checksums[ref.offset]
         if sample.damage:
             raise SampleError(self.where(ref), sample.damage)
-        if has_changed or sample.id not in (-1, self.ids[ref.place]):
+        if has_changed or sample.id not in (-1, self.ids[ref.offset]):
             reason = "its bytes changed since they were written (checksum)"
             raise SampleError(self.where(ref), reason, remedy=REMEDY)
         if isinstance(sample.data, bytes):
             return sample.data
-        height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
+        height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.offset].tolist()
         if sample.data.size != height * width * images.CHANNELS[recipe.channels]:
             expected = f"{width}x{height} pixels of {recipe.channels}"
             reason = f"holds no {expected}, as manifest and index say"
@@ -131,9 +131,9 @@ class ConvertedSource:
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: shard, id and path."""
-        shard, _ = self._locate(ref.place)
+        shard, _ = self._locate(ref.offset)
         file_name = self.dataset.manifest.shards[shard].file_name
-        return f"{self.root / file_name}: sample {self.ids[ref.place]} ({ref.path})"
+        return f"{self.root / file_name}: sample {self.ids[ref.offset]} ({ref.path})"
 
     def prepare(self, scan: Scan, recipe: Recipe) -> Scan:
         """Adapt the scan to `recipe`.
@@ -153,7 +153,7 @@ class ConvertedSource:
             samples = samples.select(all_rows, no_splits, ("",))
         has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
         if (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge):
-            samples.original_sizes = self.dataset.read_index().source_sizes[samples.places]
+            samples.original_sizes = self.dataset.read_index().source_sizes[samples.offsets]
         elif has_jpegs:
             warning = (
                 f"{self.root}: holds JPEGs, and what is resized is written as JPEG a second time, at quality "
@@ -162,11 +162,11 @@ class ConvertedSource:
             scan = replace(scan, warnings=(*scan.warnings, warning))
         return replace(scan, samples=samples)
 
-    def _locate(self, place: int) -> tuple[int, int]:
-        """Return the shard of the sample at `place` in stored order, and its row in the shard."""
-        shard = int(np.searchsorted(self.ends, place, side="right"))
+    def _locate(self, offset: int) -> tuple[int, int]:
+        """Return the shard of the sample at `offset` in stored order, and its row in the shard."""
+        shard = int(np.searchsorted(self.ends, offset, side="right"))
         start = int(self.ends[shard - 1]) if shard else 0
-        return shard, place - start
+        return shard, offset - start
 
     def _shard_ranges(self, number: int) -> tuple[Path, ByteRanges]:
         """Return the file of a shard, and offset and size of its samples."""
@@ -193,7 +193,7 @@ class ConvertedSource:
             split_names=tuple(split_names[split] for split in used_splits.tolist()),
             paths=b"".join(paths),
             path_ends=np.cumsum([len(path) for path in paths], dtype=np.int64),
-            places=rows,
+            offsets=rows,
             targets=None if index.targets is None else index.targets.select(rows),
             fields={name: column.select(rows) for name, column in index.fields.items()},
         )

@@ -19,7 +19,7 @@ converted.
 
 Pictures are bytes, or structs with `bytes` or, if these are null, the `path` of a file. The path of such a
 sample is its row in 8 digits, in a folder of files behind the path of its file:
-data/train-00000-of-00002.parquet/00000042. Workers read a picture by its place in the file, without Arrow.
+data/train-00000-of-00002.parquet/00000042. Workers read a picture by its range of bytes, without Arrow.
 But Parquet is compressed, in groups of many rows, and pictures are read in shuffled order. So its pictures
 are copied first, batch by batch, to a file in the temporary folder of `precache.storage.staging`.
 
@@ -185,12 +185,12 @@ class ScannedPart:
 
     Attributes:
         name: name of the table or dataset in messages.
-        has_lines: whether `SampleRef.place` is the first line of a row, not its number; then the part is the
+        has_lines: whether `SampleRef.offset` is the first line of a row, not its number; then the part is the
             only one.
         folder: folder of the pictures' files; "" if the rows hold the pictures.
         prefix: see `RowPart`.
         pictures: pictures that the rows hold; None if they are files in `folder`.
-        first: id of the part's first row; a place is `first` plus the number of the row.
+        first: id of the part's first row; an offset is `first` plus the number of the row.
     """
 
     name: str
@@ -200,11 +200,11 @@ class ScannedPart:
     pictures: StoredPictures | None
     first: int
 
-    def row_name(self, place: int, sample_id: int) -> str:
+    def row_name(self, offset: int, sample_id: int) -> str:
         """Return the name of a row for messages."""
         if self.has_lines:
-            return f"{self.name}, line {place:,} (id {sample_id})"
-        return f"{self.name}: row {place - self.first}"
+            return f"{self.name}, line {offset:,} (id {sample_id})"
+        return f"{self.name}: row {offset - self.first}"
 
     def file_of(self, path: str) -> str:
         """Return the file of the sample with this path."""
@@ -251,19 +251,19 @@ class RowSource:
         return replace(scan, digest=hashlib.sha256(f"{scan.digest}{checksums}".encode()).hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        part, where = _part_at(self.scanned, ref.place), self.where(ref)
+        part, where = _part_at(self.scanned, ref.offset), self.where(ref)
         if part.pictures is None:
             return _read_file(part, ref, where, max_pixels)
         check_bytes(where, ref.bytes, max_pixels)
-        picture = part.pictures.read(ref.place - part.first, where, max_pixels)
+        picture = part.pictures.read(ref.offset - part.first, where, max_pixels)
         if ref.bytes < 0:
             raise ImageError(where, "could not be read when the dataset was listed")
         return picture
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: the row, and the path of the picture's file if it has one."""
-        part = _part_at(self.scanned, ref.place)
-        row = part.row_name(ref.place, ref.id)
+        part = _part_at(self.scanned, ref.offset)
+        row = part.row_name(ref.offset, ref.id)
         return row if part.pictures is not None else f"{row}: {part.file_of(ref.path)}"
 
     def _probe_checksums(self, samples: Samples) -> str:
@@ -276,7 +276,7 @@ class RowSource:
         positions = np.linspace(0, len(samples) - 1, _PROBED_PICTURES)
         for row in sorted({round(position) for position in positions}):
             ref = samples[row]
-            if _part_at(self.scanned, ref.place).pictures is None:
+            if _part_at(self.scanned, ref.offset).pictures is None:
                 continue  # the digest has the sizes of files
             try:
                 checksum = picture_checksum(self.read(ref, ANY_SIZE))
@@ -293,9 +293,9 @@ class RowSource:
         return " ".join(checksums)
 
 
-def _part_at(parts: Sequence[ScannedPart], place: int) -> ScannedPart:
-    """Return the part of the sample at `place`."""
-    return parts[bisect_right(parts, place, key=lambda part: part.first) - 1]
+def _part_at(parts: Sequence[ScannedPart], offset: int) -> ScannedPart:
+    """Return the part of the sample at `offset`."""
+    return parts[bisect_right(parts, offset, key=lambda part: part.first) - 1]
 
 
 def _difference(roles: Roles, first_roles: Roles) -> str:
@@ -328,8 +328,8 @@ class _RowList:
 
     def row_name(self, row: int) -> str:
         """Return the name of a row in messages."""
-        place = self.samples.places[row]
-        return _part_at(self.parts, place).row_name(place, row)
+        offset = self.samples.offsets[row]
+        return _part_at(self.parts, offset).row_name(offset, row)
 
     def values(self, roles: Roles, *, is_text: bool) -> RowValues:
         """Return labels and fields of all rows, which hold them no longer."""
@@ -361,23 +361,23 @@ class _RowList:
         self.parts.append(
             ScannedPart(reader.name, has_lines, part.folder or "", part.prefix, pictures, first)
         )
-        places = range(first, first + columns.count) if columns.lines is None else columns.lines.tolist()
-        splits = self._splits(part, roles, columns, places)
+        offsets = range(first, first + columns.count) if columns.lines is None else columns.lines.tolist()
+        splits = self._splits(part, roles, columns, offsets)
         if pictures is None:
             self._add_files(
-                part, roles.image.name, _as_list(columns.values[roles.image.name]), splits, places
+                part, roles.image.name, _as_list(columns.values[roles.image.name]), splits, offsets
             )
         else:
             sizes = [0] * columns.count if pictures.sizes is None else pictures.sizes.tolist()
             for row in columns.unread:
                 sizes[row] = -1
-            for row, (split, size, place) in enumerate(zip(splits, sizes, places, strict=True)):
-                path = f"{part.prefix}{row:08d}" if part.prefix else f"{place:08d}"
-                self.samples.add(path, size, 0, place, split)
+            for row, (split, size, offset) in enumerate(zip(splits, sizes, offsets, strict=True)):
+                path = f"{part.prefix}{row:08d}" if part.prefix else f"{offset:08d}"
+                self.samples.add(path, size, 0, offset, split)
         self._columns.append(columns.values)
         self.warnings += [f"{reader.name}: {note}" for note in roles.notes]
 
-    def _splits(self, part: RowPart, roles: Roles, columns: RowColumns, places: Sequence[int]) -> list[str]:
+    def _splits(self, part: RowPart, roles: Roles, columns: RowColumns, offsets: Sequence[int]) -> list[str]:
         """Return the split of each row."""
         if roles.split is None:
             return [part.split] * columns.count
@@ -386,21 +386,21 @@ class _RowList:
             try:
                 splits.append(split_name(roles.split, value))
             except ValueError as error:
-                where = self.parts[-1].row_name(places[row], len(self.samples) + row)
+                where = self.parts[-1].row_name(offsets[row], len(self.samples) + row)
                 raise SourceError(f"{roles.split!r}: {error}", path=where) from None
         return splits
 
     def _add_files(
-        self, part: RowPart, column: str, paths: Sequence[Any], splits: Sequence[str], places: Sequence[int]
+        self, part: RowPart, column: str, paths: Sequence[Any], splits: Sequence[str], offsets: Sequence[int]
     ) -> None:
         """Append rows whose pictures are files, and a warning of missing files."""
         scanned = self.parts[-1]
         missing_rows, path_hashes = list[int](), array("q")
         folder = os.path.abspath(scanned.folder)
-        for path, split, place in zip(paths, splits, places, strict=True):
+        for path, split, offset in zip(paths, splits, offsets, strict=True):
             row = len(self.samples)
             if reason := _path_problem(path):
-                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=scanned.row_name(place, row))
+                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=scanned.row_name(offset, row))
             short_path, full_path = _normalize(folder, path)
             status = status_of(os.path.join(scanned.folder, short_path))
             for spelling in () if status is not None else _spellings(path):
@@ -412,7 +412,7 @@ class _RowList:
             if status is None:
                 missing_rows.append(row)
             size, modified_ns = status or (-1, 0)
-            self.samples.add(f"{part.prefix}{short_path}", size, modified_ns, place, split)
+            self.samples.add(f"{part.prefix}{short_path}", size, modified_ns, offset, split)
         if not part.is_dataset:
             self._check_unique(column, path_hashes)
         if missing_rows:
@@ -428,7 +428,7 @@ class _RowList:
         first, second = (order[repeated[0] : repeated[0] + 2] + scanned.first).tolist()
         first_name = f"row {first - scanned.first}"
         if scanned.has_lines:
-            first_name = f"line {self.samples.places[first]:,} (id {first})"
+            first_name = f"line {self.samples.offsets[first]:,} (id {first})"
         raise SourceError(
             f"{column!r}: {self.samples.path(second)!r} is in {first_name}, too; remove one of them, or "
             f"write all its labels into one cell (--separator)",
@@ -502,7 +502,7 @@ def _path_problem(path: Any) -> str | None:
 def _normalize(folder: str, path: str) -> tuple[str, str]:
     """Return a row's path without `.`, `..` and double slashes, and the absolute path of the file.
 
-    A path whose `..` follows a link to another place, or a missing folder, is returned as it is written.
+    A path whose `..` follows a link elsewhere, or a missing folder, is returned as it is written.
 
     Args:
         folder: absolute path of the folder that `path` is relative to.
@@ -524,7 +524,7 @@ def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -
     path = part.file_of(ref.path)
     if ref.bytes < 0:
         reason = "is a folder" if os.path.isdir(path) else "is not a file"
-        raise ImageError(where, f"{reason}; named in {part.row_name(ref.place, ref.id)}")
+        raise ImageError(where, f"{reason}; named in {part.row_name(ref.offset, ref.id)}")
     return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
 
 

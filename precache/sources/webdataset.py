@@ -71,7 +71,7 @@ class WebDatasetSource:
     Attributes:
         root: folder of the tars, or the only tar.
         tars: readers of the tars, after the scan.
-        starts: offset of each tar in all tars joined, in bytes; `SampleRef.place` is an offset in these.
+        starts: offset of each tar in all tars joined, in bytes; `SampleRef.offset` is an offset in these.
         has_tar_in_paths: whether samples' paths begin with the tar's name, since a key is in several tars.
     """
 
@@ -97,7 +97,7 @@ class WebDatasetSource:
             raise ImageError(where, "has no picture, only other parts")
         check_bytes(where, ref.bytes, max_pixels)
         tar = self._tar_index(ref)
-        return self.tars[tar].read(where, ref.place - self.starts[tar], ref.bytes)
+        return self.tars[tar].read(where, ref.offset - self.starts[tar], ref.bytes)
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: the tar's path, and the member's name."""
@@ -106,7 +106,7 @@ class WebDatasetSource:
         return os.path.join(self.tars[self._tar_index(ref)].path, ref.path)
 
     def _tar_index(self, ref: SampleRef) -> int:
-        return bisect_right(self.starts, ref.place) - 1
+        return bisect_right(self.starts, ref.offset) - 1
 
 
 def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Tar]) -> Scan:
@@ -147,8 +147,8 @@ def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Ta
     for ref in samples.refs:
         path = ref.path
         if has_tar_in_paths:
-            path = f"{names[bisect_right(starts, ref.place) - 1]}/{path}"
-        rows.add(path, ref.bytes, ref.modified_ns, ref.place, ref.split)
+            path = f"{names[bisect_right(starts, ref.offset) - 1]}/{path}"
+        rows.add(path, ref.bytes, ref.modified_ns, ref.offset, ref.split)
     if samples.partial_fields:
         fields = abridge([repr(name) for name in samples.partial_fields])
         warnings.append(f"fields that only some samples have are left out: {fields}")

@@ -41,10 +41,8 @@ def leave_out(scan: Scan, datasets: Sequence[str]) -> Scan:
         is_new &= ~is_held
     rows = np.flatnonzero(is_new)
     if not len(rows):
-        places = ", ".join(datasets)
-        raise SettingError(
-            f"all {len(samples):,} pictures of {scan.root} are in {places}; nothing to convert"
-        )
+        names = ", ".join(datasets)
+        raise SettingError(f"all {len(samples):,} pictures of {scan.root} are in {names}; nothing to convert")
     return _renumber(scan, rows)
 
 
@@ -74,7 +72,7 @@ def _have_lost_tars(scan: Scan, stored_paths: set[str]) -> bool:
         return False
     for path in scan.samples.list_paths():
         folders = path.split("/")
-        tar = next(place for place, folder in enumerate(folders) if is_tar(folder))
+        tar = next(number for number, folder in enumerate(folders) if is_tar(folder))
         if "/".join(folders[tar + 1 :]) in stored_paths:
             return True
     return False

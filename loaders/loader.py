@@ -93,11 +93,33 @@ class Loader(IterableDataset[Batch]):
     """Iterable of `Batch` over a split, made by `loaders.build`; one iteration serves one epoch.
 
     An epoch serves each sample of the split once over all ranks; `last` of `loaders.Sampling` says what
-    happens to those that fill no batch. The next iteration serves the next epoch, even if this one was left
-    midway (as torch's DataLoader shuffles anew), unless `set_epoch` or a loaded state set another. An
-    iteration begins with its first batch, so that an iterator that is created and never used, as by
-    Lightning, skips no epoch. Two iterations may take turns, in different threads, too. One loader for each
-    is faster: a loader reads one stream of batches, which restarts whenever a batch is not the next one.
+    happens to those that fill no batch. What comes next, by what has happened to a loader of 3 batches an
+    epoch; `1 0` is epoch 1 and 0 batches served of it:
+
+        STATE                  HISTORY                    state_dict  GOES ON  NEW ITERATION  set_size
+        fresh                  -                          0 0         -        0 0            yes
+        iterator unused        iter                       0 0         0 0      0 0            yes
+        iterating              take 1                     0 1         0 1      1 0            refused
+        all batches served     take 3                     0 3         end      1 0            refused
+        between epochs         take 4                     1 0         end      1 0            yes
+        left midway            take 1, drop               0 1         -        1 0            yes
+        two take turns         take 1, other 2            1 2         0 1      2 0            refused
+        epoch set              set_epoch 5                5 0         -        5 0            yes
+        set while iterating    take 1, set_epoch 5        5 0         0 1      5 0            refused
+        the running one set    take 1, set_epoch 0        0 1         0 1      0 0            refused
+        the one left set       take 1, drop, set_epoch 0  0 0         -        0 0            yes
+        state loaded           load 2 1                   2 1         -        2 1            yes
+        its epoch set          load 2 1, set_epoch 2      2 1         -        2 1            yes
+        another epoch set      load 2 1, set_epoch 4      4 0         -        4 0            yes
+        loaded in iteration    take 1, load 2 1           2 1         0 1      2 1            refused
+        resized                take 3, drop, set_size 16  0 3         -        1 0            yes
+        closed                 take 1, close              0 1         refused  refused        refused
+        in a forked process    take 1, fork               0 1         refused  refused        refused
+
+    So an epoch that was left midway is not gone on with, as torch's DataLoader shuffles anew, and an iterator
+    that is created and never used, as by Lightning, skips no epoch. Two iterations may take turns, in
+    different threads, too. One loader for each is faster: a loader reads one stream of batches, which
+    restarts whenever a batch is not the next one.
 
     The backend reads in a thread, a few batches ahead, past the end of an epoch into the next one. Batches
     read ahead for an iteration that was left midway are kept until a batch that is not the next one is

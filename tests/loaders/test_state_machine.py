@@ -3,17 +3,20 @@
 The state machine has a rule for each thing that training code does: take batches, leave the loop, raise in
 it, validate in the middle of it, make an iterator and not use it, set an epoch, change the size, go back to a
 state, go on from it with other workers in another world. The batches of all ranks at a step are compared with
-the batch of a single rank. The last test measures the memory that a hundred loaders leave.
+the batch of a single rank. Then each row of the table in the docstring of `Loader` is held. The last test
+measures the memory that a hundred loaders leave.
 """
 
 import gc
 import json
+import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -301,6 +304,118 @@ def test_any_training_gets_the_batches_of_the_order(
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+STATES = [
+    re.split(r"\s{2,}", line.strip())
+    for line in (loaders.Loader.__doc__ or "").partition("STATE ")[2].partition("\n\n")[0].splitlines()[1:]
+]
+"""Rows of the table of states in the docstring of `Loader`."""
+
+
+class History:
+    """A loader of 3 batches an epoch to which something has happened.
+
+    Args:
+        steps: what happens to it, in the words of the table.
+    """
+
+    def __init__(self, path: Path, steps: str) -> None:
+        self.loader = build_loader(path, batch_size=-(-IMAGES // 3), size=STORED_SIZE)
+        self.iterator: Any = None
+        self.is_forked = False
+        for step in steps.split(", ") if steps != "-" else []:
+            name, *numbers = step.split()
+            getattr(self, name)(*map(int, numbers))
+
+    def iter(self) -> None:
+        self.iterator = iter(self.loader)
+
+    def take(self, count: int) -> None:
+        self.iter()
+        assert len([*islice(self.iterator, count)]) == min(count, 3)
+
+    def other(self, count: int) -> None:
+        self._other = iter(self.loader)
+        assert len([*islice(self._other, count)]) == count
+
+    def drop(self) -> None:
+        self.iterator = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+
+    def load(self, epoch: int, served: int) -> None:
+        state = {**self.loader.state_dict(), "epoch": epoch, "served_batches": served}
+        self.loader.load_state_dict(state)
+
+    def set_size(self, size: int) -> None:
+        self.loader.set_size(size)
+
+    def close(self) -> None:
+        self.loader.close()
+
+    def fork(self) -> None:
+        self.is_forked = True
+
+    def go_on(self, orders: list[Steps]) -> list[str]:
+        """Return the state and the next batch of the iterator, as the table writes them."""
+        state = self.loader.state_dict()
+        return [f"{state['epoch']} {state['served_batches']}", _next_place(lambda: self.iterator, orders)]
+
+    def iterate_anew(self, orders: list[Steps]) -> list[str]:
+        """Return the first batch of a new iteration, and whether the size can be set."""
+        size = "yes"
+        try:
+            self.loader.set_size(self.loader.size)
+        except SettingError:
+            size = "refused"
+        return [_next_place(lambda: iter(self.loader), orders), size]
+
+
+def _next_place(make_iterator: Callable[[], Any], orders: list[Steps]) -> str:
+    """Return epoch and number of the next batch of an iterator, as the table writes them.
+
+    Args:
+        orders: ids of each batch of each epoch.
+    """
+    try:
+        if (iterator := make_iterator()) is None:
+            return "-"
+        ids = next(iterator).ids.tolist()
+    except StopIteration:
+        return "end"
+    except SettingError:
+        return "refused"
+    return next(f"{epoch} {order.index(ids)}" for epoch, order in enumerate(orders) if ids in order)
+
+
+def _in_fork(function: Callable[[], list[str]]) -> list[str]:
+    """Return what `function` returns in a process that is a fork of this one."""
+    read_end, write_end = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(write_end, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    os.waitpid(child, 0)
+    with open(read_end) as pipe:
+        return list(json.load(pipe))
+
+
+def test_a_loader_goes_on_as_the_table_of_its_states_says(converted: dict[str, Path]) -> None:
+    path = converted["shards"]
+    fresh = History(path, "-").loader
+    orders = [[batch.ids.tolist() for batch in fresh] for _ in range(6)]
+    for state, steps, *cells in STATES:
+        outcomes = []
+        for event in (History.go_on, History.iterate_anew):
+            history = History(path, steps)
+            with history.loader:
+                call = partial(event, history, orders)
+                outcomes += _in_fork(call) if history.is_forked else call()
+        assert outcomes == cells, state
 
 
 @pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[1:3])

@@ -609,8 +609,8 @@ def _resize_weights(start: torch.Tensor, length: torch.Tensor, side: int, count:
     scale = (length / count)[:, None, None]
     # float32 also if torch's default dtype is another
     pixels = torch.arange(side, device=start.device, dtype=torch.float32)
-    places = torch.arange(count, device=start.device, dtype=torch.float32)
-    centres = start[:, None, None] + (places[:, None] + 0.5) * scale
+    steps = torch.arange(count, device=start.device, dtype=torch.float32)
+    centres = start[:, None, None] + (steps[:, None] + 0.5) * scale
     weights = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
     first, last = start[:, None, None], (start + length)[:, None, None]
     weights = weights * ((pixels >= first) & (pixels < last))

@@ -59,8 +59,8 @@ def _hiding_path(name: str) -> Path | None:
     spec = PathFinder.find_spec(name) if name else None
     if spec is None:
         return None
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    path = Path(places[0]).resolve()
+    paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    path = Path(paths[0]).resolve()
     path = path.parent if path.name == "__init__.py" else path
     standard_library = Path(sysconfig.get_path("stdlib")).resolve()
     is_ours = path.parent == _ROOT and name in _OUR_PACKAGES

@@ -14,7 +14,7 @@ from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from precache.cli.commandline import PATH, PLACE, debug_option
+from precache.cli.commandline import LOCATION, PATH, debug_option
 from precache.engines import available_cpus
 from precache.errors import check_range
 from precache.storage.urls import Location
@@ -27,7 +27,7 @@ DATA = Path("data")
     short_help="Does the GPU wait, and with which loader, workers and batch size?",
     epilog=EPILOG,
 )
-@click.argument("data", type=PLACE, nargs=-1)
+@click.argument("data", type=LOCATION, nargs=-1)
 @click.option(
     "--backend",
     default="all",

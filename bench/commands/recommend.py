@@ -14,7 +14,7 @@ from bench.measure.sample import train_images
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import stored_size as default_stored_size
-from precache.cli.commandline import PlaceType, combine_options, debug_option
+from precache.cli.commandline import LocationType, combine_options, debug_option
 from precache.cli.convert import DATA
 from precache.errors import SettingError, check_choice
 from precache.formats import FORMATS
@@ -81,7 +81,7 @@ def _parse_what_if(
     short_help="What would converting a tree of pictures bring?",
     epilog=EPILOG,
 )
-@click.argument("src", type=PlaceType(source_path))
+@click.argument("src", type=LocationType(source_path))
 @combine_options("trial_options", dict, _TRIAL_OPTIONS)
 @click.option(
     "--format",
@@ -159,7 +159,7 @@ def _make_settings(trial_options: Mapping[str, Any], max_batch_size: int, second
 
 def _free_folder(scan: Scan, name: str) -> Path:
     """Return a folder that does not exist yet, for the tree converted to the format `name`."""
-    for place in (DATA / name, DATA / f"{name}-{scan.root.name}"):
-        if not place.exists():
-            return place
+    for folder in (DATA / name, DATA / f"{name}-{scan.root.name}"):
+        if not folder.exists():
+            return folder
     return DATA / f"{name}-new"

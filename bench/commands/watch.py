@@ -29,12 +29,12 @@ class _Command(click.Command):
             if isinstance(param, click.Option) and not param.is_flag
             for flag in param.opts
         }
-        place = 0
-        while place < len(args) and args[place].startswith("-") and args[place] != "--":
-            is_module = args[place].startswith("-m")
-            place += 2 if args[place] in flags_with_value else 1
+        index = 0
+        while index < len(args) and args[index].startswith("-") and args[index] != "--":
+            is_module = args[index].startswith("-m")
+            index += 2 if args[index] in flags_with_value else 1
             if is_module:
-                args = [*args[:place], "--", *args[place:]]
+                args = [*args[:index], "--", *args[index:]]
                 break
         return super().parse_args(ctx, args)
 

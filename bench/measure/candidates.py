@@ -97,11 +97,11 @@ def class_root(tree: SplitData) -> Path:
     return root / first_folder if is_split else root
 
 
-def local_folder(place: Location) -> Path:
+def local_folder(location: Location) -> Path:
     """Return the folder whose files a loader reads; for a dataset at a URL, the cache with all its files."""
-    if isinstance(place, Path):
-        return place
-    dataset = open_dataset(place)
+    if isinstance(location, Path):
+        return location
+    dataset = open_dataset(location)
     for file in dataset.manifest.files:
         with dataset.local_files(file):
             pass

@@ -147,13 +147,13 @@ def _find_open_error(path: str) -> str:
 
 
 class _IndexedDataset(Dataset[Any]):
-    """Pictures of an ImageFolder, each with its label and its place in ImageFolder's sorted list.
+    """Pictures of an ImageFolder, each with its label and its index in ImageFolder's sorted list.
 
-    A place is no sample id of this project.
+    An index is no sample id of this project.
 
     Attributes:
         tree: the ImageFolder.
-        skipped_place: int64 [], in shared memory: place of a picture that could not be opened; -1 for none.
+        skipped_index: int64 [], in shared memory: index of a picture that could not be opened; -1 for none.
     """
 
     def __init__(self, path: Path, transform: Callable[[Any], torch.Tensor]) -> None:
@@ -162,8 +162,8 @@ class _IndexedDataset(Dataset[Any]):
         self.tree = ImageFolder(str(path), transform, loader=_load_regular, allow_empty=True)
         if not len(self.tree):
             raise FileNotFoundError("it knows no picture here by its ending")
-        self.skipped_place = torch.full((), -1, dtype=torch.int64)
-        self.skipped_place.share_memory_()  # type: ignore[no-untyped-call]
+        self.skipped_index = torch.full((), -1, dtype=torch.int64)
+        self.skipped_index.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.tree)
@@ -177,13 +177,13 @@ class _IndexedDataset(Dataset[Any]):
 
     def _next_readable(self, index: int, error: Exception) -> tuple[Any, int, int]:
         """Return the next picture that can be opened after the one at `index`, which raised `error`."""
-        self.skipped_place.fill_(index)
+        self.skipped_index.fill_(index)
         tries = min(_MAX_TRIES, len(self))
         for step in range(1, tries):
-            place = (index + step) % len(self)
+            next_index = (index + step) % len(self)
             with suppress(Exception):
-                image, label = self.tree[place]
-                return image, label, place
+                image, label = self.tree[next_index]
+                return image, label, next_index
         raise DatasetError(
             f"{error}; so are the {tries - 1:,} pictures that follow", path=self.tree.samples[index][0]
         ) from error
@@ -240,15 +240,15 @@ class ImageFolderLoader:
     @property
     def skipped_path(self) -> str:
         """Path of a picture that Pillow could not open so far; empty where there was none."""
-        place = int(self._dataset.skipped_place)
-        return "" if place < 0 else str(self._dataset.tree.samples[place][0])
+        index = int(self._dataset.skipped_index)
+        return "" if index < 0 else str(self._dataset.tree.samples[index][0])
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch; DatasetError for a picture that Pillow cannot decode."""
         assert self._loader is not None, "closed"
         try:
-            for images, labels, places in self._loader:
-                yield Batch(images.to(self._device), labels.to(self._device), places)
+            for images, labels, indices in self._loader:
+                yield Batch(images.to(self._device), labels.to(self._device), indices)
         except DatasetError as error:
             if error.path is not None:
                 raise

@@ -187,31 +187,31 @@ def _measure(
     on_progress(0, steps)
     trials.measure({"kind": DISK}, lambda: _measure_disk(folder))
     trees = _take_sample(trials, question, settings, folder)
-    places: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for name in question.loaders:
         if name in (TODAY_BACKEND, RAW_TREE):
-            places[name] = trees.large
+            folders[name] = trees.large
             continue
         try:
             _convert_sample(trials, name, question, trees, folder / name)
-            places[name] = folder / name
+            folders[name] = folder / name
         except _FAILURES as error:
             trials.skipped[name] = str(error)
     on_progress(1, steps)
     for repeat in range(settings.repeats):
         turn_s = time.perf_counter()
-        _take_turn(trials, places, repeat, settings)
+        _take_turn(trials, folders, repeat, settings)
         now_s = time.perf_counter()
         on_progress(2 + repeat, steps)
         if now_s - begin_s + (now_s - turn_s) > question.limit_s:
             return
 
 
-def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: Settings) -> None:
+def _take_turn(trials: Trials, folders: dict[str, Path], repeat: int, settings: Settings) -> None:
     """Measure the trainer, and each loader alone and feeding it.
 
     Args:
-        places: folder that each loader reads; a loader that fails is removed, and added to `trials.skipped`.
+        folders: folder that each loader reads; a loader that fails is removed, and added to `trials.skipped`.
     """
     half_s = settings.seconds / 2
     trainer_settings = settings.for_loader(
@@ -219,19 +219,19 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
     )
     trainer_key = {"kind": TRAINER, "trainer": settings.trainer, "repeat": repeat}
     trials.measure(trainer_key, partial(_run, measure_trainer, trainer_settings))
-    for name in tuple(places):
-        place = places[name]
-        if not page_cache.warm(place):
+    for name in tuple(folders):
+        folder = folders[name]
+        if not page_cache.warm(folder):
             raise SettingError(
                 "is more than half of the free memory, so it cannot be measured with a warm cache",
-                path=place,
+                path=folder,
                 remedy="free memory, or take a smaller tree",
             )
         try:
-            data = open_split(place.resolve(), "train")
+            data = open_split(folder.resolve(), "train")
             loader_settings = settings.for_loader(
                 BACKENDS[name],
-                Candidate(BACKENDS[name], place.resolve(), data).loader_path,
+                Candidate(BACKENDS[name], folder.resolve(), data).loader_path,
                 len(data.classes),
                 warmup=0,
                 batches=1,
@@ -243,8 +243,8 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
             trials.measure(alone_key, partial(_run, measure, alone))
             trials.measure(fed_key, partial(_run, measure, fed))
         except _FAILURES as error:
-            trials.skipped[name] = str(error).replace(f"{place.resolve()}", "the sample")
-            del places[name]
+            trials.skipped[name] = str(error).replace(f"{folder.resolve()}", "the sample")
+            del folders[name]
 
 
 def _run(function: Callable[[Settings], Trial], settings: Settings) -> Trial:
@@ -303,12 +303,12 @@ def _make_sample_trial(scan: Scan, trees: Trees) -> Trial:
     return Trial(numbers=numbers, facts={name: fact for name, fact in facts.items() if fact})
 
 
-def _convert_sample(trials: Trials, name: str, question: Question, trees: Trees, place: Path) -> None:
-    """Convert the sample into `place`, and add the trial of how long that takes."""
+def _convert_sample(trials: Trials, name: str, question: Question, trees: Trees, folder: Path) -> None:
+    """Convert the sample into `folder`, and add the trial of how long that takes."""
     recipe = replace(question.recipe, format=name)
     cpus = question.settings.workers_alone
     (small_s, small_images), (large_s, large_images), image_bytes = convert_twice(
-        trees, len(question.scan.samples), recipe, cpus, place
+        trees, len(question.scan.samples), recipe, cpus, folder
     )
     trial = Trial(
         numbers={

@@ -320,11 +320,11 @@ def _summarise(stream: Stream, streams: Sequence[Stream], machine: Machine) -> d
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
     where = stream.info["where"]
-    place = f" ({os.path.basename(where)})" if where else ""
+    file_name = f" ({os.path.basename(where)})" if where else ""
     workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
-        name=f"{stream.role}{rank}{place}",
+        name=f"{stream.role}{rank}{file_name}",
         key={
             "stream": stream.role,
             "rank": stream.rank,

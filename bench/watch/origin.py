@@ -1,4 +1,4 @@
-"""Place in a script where a loader is made, found among the calls that are running; no source is read.
+"""Line in a script where a loader is made, found among the calls that are running; no source is read.
 
 This module runs in the processes of a script that `bench watch` started, and imports the standard library
 alone.

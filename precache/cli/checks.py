@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import precache
-from precache.cli.commandline import PATH, PLACE, PlaceType, check_output, debug_option
+from precache.cli.commandline import LOCATION, PATH, LocationType, check_output, debug_option
 from precache.cli.convert import RAW, deeper_line, ignored_lines
 from precache.cli.terminal import ProgressBar, new_console, note
 from precache.dataset.converted import ConvertedDataset, is_converted
@@ -23,8 +23,8 @@ _MINUTE_S = 60
 
 
 @click.command(name="verify", short_help="Compare the files of a dataset with its checksums.")
-@click.argument("dst", type=PLACE)
-@click.argument("others", metavar="[SRC | DST ...]", type=PLACE, nargs=-1)
+@click.argument("dst", type=LOCATION)
+@click.argument("others", metavar="[SRC | DST ...]", type=LOCATION, nargs=-1)
 @click.option(
     "--deep",
     is_flag=True,
@@ -62,7 +62,7 @@ def verify_command(
                 path=other,
                 remedy=f"to compare {dst} with its source, run: {command}",
             )
-    results = [_verify_files(place, "SRC") for place in (dst, *others)]
+    results = [_verify_files(location, "SRC") for location in (dst, *others)]
     if not all(results):
         raise click.exceptions.Exit(1)
 
@@ -109,7 +109,7 @@ def _convert_command(dst: Location, source: Location | str) -> str:
 
 
 @click.command(name="check", short_help="Decode every picture of a tree, and list the damaged ones.")
-@click.argument("src", type=PlaceType(source_path), default=RAW)
+@click.argument("src", type=LocationType(source_path), default=RAW)
 @click.option(
     "--list",
     "list_file",
@@ -156,7 +156,7 @@ def check_command(
 
 
 @click.command(name="inspect", short_help="Show what a dataset holds, also as JSON or a web page.")
-@click.argument("dst", type=PLACE)
+@click.argument("dst", type=LOCATION)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "--html",

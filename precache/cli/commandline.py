@@ -158,7 +158,7 @@ def _print_error(program: str, message: str) -> None:
     note(f"{program}: error: {' '.join(message.split())}", err=True)
 
 
-class PlaceType(click.ParamType):  # type: ignore[type-arg]
+class LocationType(click.ParamType):  # type: ignore[type-arg]
     """A path or a URL.
 
     Args:
@@ -175,9 +175,9 @@ class PlaceType(click.ParamType):  # type: ignore[type-arg]
         return self._parse(value)
 
 
-PATH = PlaceType(local_path)
+PATH = LocationType(local_path)
 """Type of a parameter that is a path of this machine."""
-PLACE = PlaceType(locate)
+LOCATION = LocationType(locate)
 """Type of a parameter that is a path of this machine or a URL."""
 
 

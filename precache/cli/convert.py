@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import PlaceType, combine_options, debug_option, parse_bytes, parse_share
+from precache.cli.commandline import LocationType, combine_options, debug_option, parse_bytes, parse_share
 from precache.cli.terminal import ProgressBar, note
 from precache.conversion.convert import Conversion
 from precache.dataset.index import REJECTED_NAME
@@ -89,8 +89,8 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 @click.command(name="convert", short_help="Convert pictures into a dataset that loads fast.")
-@click.argument("src", type=PlaceType(source_path), default=RAW)
-@click.argument("dst", type=PlaceType(destination_path), required=False)
+@click.argument("src", type=LocationType(source_path), default=RAW)
+@click.argument("dst", type=LocationType(destination_path), required=False)
 @click.option("--format", "format_name", help=f"What to write: {', '.join(FORMATS)}.")
 @click.option(
     "--size",

@@ -295,11 +295,11 @@ def _open_and_scan(
 
 
 @contextmanager
-def _explain_faults(place: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
+def _explain_faults(destination: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
     """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
 
     Args:
-        place: the destination, which the error names unless the OSError names a file.
+        destination: the destination, which the error names unless the OSError names a file.
         describe_kept: returns what is kept, once a conversion has begun.
     """
     try:
@@ -314,7 +314,7 @@ def _explain_faults(place: Path, describe_kept: Callable[[], str] | None = None)
         if describe_kept is not None:
             message += f" {describe_kept()}"
             remedy = "make room or fix permissions first"
-        raise DatasetError(message, path=error.filename or place, remedy=remedy) from error
+        raise DatasetError(message, path=error.filename or destination, remedy=remedy) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -489,7 +489,7 @@ def _all_rejected(job: _Job, finished: Mapping[str, Sidecar]) -> list[Rejected]:
     )
 
 
-def _check_rejects(place: Path, rejected: Sequence[Rejected], limit: int) -> None:
+def _check_rejects(destination: Path, rejected: Sequence[Rejected], limit: int) -> None:
     """Raise DatasetError if more than `limit` pictures are rejected."""
     if len(rejected) <= limit:
         return
@@ -498,12 +498,12 @@ def _check_rejects(place: Path, rejected: Sequence[Rejected], limit: int) -> Non
         raise DatasetError(
             f"stopped, for {undecoded[0].path} {undecoded[0].reason}; "
             f"{describe_rejects(len(rejected), limit)}, {len(undecoded):,} of them for want of a decoder",
-            path=place,
+            path=destination,
             remedy="install it and pass --overwrite, or leave them out with a higher --max-rejects",
         )
     raise DatasetError(
         f"stopped, {describe_rejects(len(rejected), limit)}; first: {rejected[0].path}, {rejected[0].reason}",
-        path=place,
+        path=destination,
         remedy="repair or remove them and pass --overwrite, or leave them out with a higher --max-rejects",
     )
 

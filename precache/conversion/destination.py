@@ -321,12 +321,12 @@ def _setting_text(value: object) -> object:
     return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
 
 
-def _raise_for_differences(place: Path, differences: list[str], remedy: str) -> None:
-    """Raise DatasetError if the conversion in `place` has other inputs."""
+def _raise_for_differences(destination: Path, differences: list[str], remedy: str) -> None:
+    """Raise DatasetError if the conversion in `destination` has other inputs."""
     if differences:
         raise DatasetError(
             f"holds another conversion ({'; '.join(differences)})",
-            path=place,
+            path=destination,
             remedy=f"{remedy}, or pass --overwrite to replace it",
         )
 

@@ -78,7 +78,7 @@ def find_duplicates(index: SampleIndex, split_of: Sizes) -> Duplicates:
         for values in (split_of[rows], _label_numbers(index, rows))
     )
     groups_in_order = np.lexsort((rows[starts], ~in_labels, ~in_splits))
-    new_numbers = np.argsort(groups_in_order)  # the number of each group is its place in that order
+    new_numbers = np.argsort(groups_in_order)  # the number of each group is its rank in that order
     groups = np.repeat(new_numbers, np.diff(starts, append=len(rows)))
     by_group = np.argsort(groups, kind="stable")
     return Duplicates(rows[by_group], groups[by_group], int(in_splits.sum()), int(in_labels.sum()))

@@ -155,7 +155,7 @@ class ArrayEntry(Struct, frozen=True, forbid_unknown_fields=True):
         return data[start:stop].view(_DTYPES[self.dtype]).reshape(self.shape)
 
     def lies_in(self, data_bytes: int) -> bool:
-        """Whether `data_bytes` behind the header have room for an array of this shape at this place."""
+        """Whether `data_bytes` behind the header have room for an array of this shape there."""
         start, stop = self.data_offsets
         row_bytes = math.prod(self.shape[1:]) * _DTYPES[self.dtype].itemsize
         # where there are no rows, the other sides must still be more than 0, and no larger than the file
@@ -397,7 +397,7 @@ class IndexFile:
 
     @property
     def arrays(self) -> dict[str, ArrayEntry]:
-        """Dtypes, shapes and places of all arrays, by name."""
+        """Dtypes, shapes and byte ranges of all arrays, by name."""
         return self._mapped.arrays
 
     def read(self, name: str) -> Array:

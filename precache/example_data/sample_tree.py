@@ -249,12 +249,12 @@ def _leaves(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     # the inverse of the distribution function of radii whose density falls with the third power
     spread = rng.uniform(0, 1, count)
     radii = (smallest**-2 - spread * (smallest**-2 - largest**-2)) ** -0.5 * min(width, height)
-    places = rng.uniform(0, 1, (count, 2)) * (width, height)
+    centres = rng.uniform(0, 1, (count, 2)) * (width, height)
     aspects = rng.uniform(0.5, 1.6, count)  # width over height
     # a brightness, and a small offset for each channel: natural colours are rarely saturated
     palette = rng.integers(20, 235, (12, 1)) + rng.integers(-45, 46, (12, 3))
     colours = np.clip(palette[rng.integers(0, 12, count)] + rng.integers(-25, 26, (count, 1)), 0, 255)
-    for (x, y), radius, aspect, colour in zip(places, radii, aspects, colours.tolist(), strict=True):
+    for (x, y), radius, aspect, colour in zip(centres, radii, aspects, colours.tolist(), strict=True):
         half_width = radius * aspect
         draw.ellipse((x - half_width, y - radius, x + half_width, y + radius), fill=tuple(colour))
     return picture

@@ -227,12 +227,12 @@ class _TransferCounter:
         return Transfer(len(self._files), self._total, len(self._sent), sent_bytes)
 
 
-def _locate_url(place: str | Url) -> Url:
-    url = locate(place)
+def _locate_url(location: str | Url) -> Url:
+    url = locate(location)
     if not isinstance(url, Url):
         raise SettingError(
             "is a path of this machine, not a URL as s3://BUCKET/PREFIX",
-            path=place,
+            path=location,
             remedy="between its folders, copy the dataset with 'cp -r'",
         )
     return url

@@ -1,6 +1,6 @@
 """Cache on this machine of files of datasets at URLs, which are fetched when they are first used.
 
-A file is fetched whole, or some byte ranges of it (`FilePart`), which lie at their places in a sparse file.
+A file is fetched whole, or some byte ranges of it (`FilePart`), at the same offsets of a sparse file.
 
     CACHE/.precache-cache.lock    locked (flock) while room is made
     CACHE/DIGEST/                 files of a dataset, by the digest of its manifest, from whichever URL

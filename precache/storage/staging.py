@@ -36,21 +36,21 @@ def folder() -> Path:
 
 
 @contextmanager
-def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in `place` (default TMPDIR), which is removed at the end of the block.
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder in `parent` (default TMPDIR), which is removed at the end of the block.
 
     Raises:
         StorageError: the folder cannot be made.
     """
     try:
-        path, descriptor = _make_folder(Path(tempfile.gettempdir()) if place is None else place)
+        path, descriptor = _make_folder(Path(tempfile.gettempdir()) if parent is None else parent)
         inner = path / "files"
         inner.mkdir()
     except OSError as error:
         raise StorageError(
             f"cannot be made ({os_reason(error)})",
             path=error.filename or "temporary folder",
-            remedy=f"make room there, or {'set TMPDIR to' if place is None else 'name'} a folder on another "
+            remedy=f"make room there, or {'set TMPDIR to' if parent is None else 'name'} a folder on another "
             f"disk",
         ) from error
     try:
@@ -60,11 +60,11 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def remove_abandoned(place: Path | None = None) -> list[Path]:
-    """Remove the folders of killed processes from `place` (default TMPDIR), and return their paths."""
-    place = Path(tempfile.gettempdir()) if place is None else place
+def remove_abandoned(parent: Path | None = None) -> list[Path]:
+    """Remove the folders of killed processes from `parent` (default TMPDIR), and return their paths."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
     removed = []
-    for path in sorted(place.glob(f"{_PREFIX}*")):
+    for path in sorted(parent.glob(f"{_PREFIX}*")):
         with suppress(OSError):
             status = os.lstat(path)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -93,10 +93,10 @@ def _remove(path: Path) -> None:
             os.rmdir(path)
 
 
-def _make_folder(place: Path) -> tuple[Path, int]:
-    """Remove abandoned folders, make a new one in `place`, and return it with the descriptor of its lock."""
-    remove_abandoned(place)
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+def _make_folder(parent: Path) -> tuple[Path, int]:
+    """Remove abandoned folders, make a new one in `parent`, and return it with the descriptor of its lock."""
+    remove_abandoned(parent)
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     lock(descriptor)
     os.rename(path / f"{_MARK}.new", path / _MARK)  # after it was locked, or others would remove the folder

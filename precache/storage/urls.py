@@ -48,20 +48,20 @@ class Url:
 Location: TypeAlias = Path | Url
 
 
-def is_url(place: object) -> bool:
+def is_url(path: object) -> bool:
     """Whether this is a `Url`, or text that begins with a scheme."""
-    return isinstance(place, Url) or (isinstance(place, str) and _SCHEME.match(place) is not None)
+    return isinstance(path, Url) or (isinstance(path, str) and _SCHEME.match(path) is not None)
 
 
-def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
+def locate(path: "str | bytes | os.PathLike[str] | Url") -> Location:
     """Parse a path or a URL; `file:///data` is a path.
 
     Raises:
-        SettingError: `place` can be no path, or is a URL of an unknown kind, or an incomplete one.
+        SettingError: `path` can be no path, or is a URL of an unknown kind, or an incomplete one.
     """
-    if isinstance(place, Url):
-        return place
-    text = _path_text(place)
+    if isinstance(path, Url):
+        return path
+    text = _path_text(path)
     match = _SCHEME.match(text)
     if match is None:
         if _URL_AS_PATH.match(text) and not os.path.exists(text):
@@ -104,17 +104,17 @@ def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
     return Url(f"{scheme}://{'/'.join(parts[:root_parts])}", "/".join(parts[root_parts:]))
 
 
-def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+def local_path(path: "str | bytes | os.PathLike[str] | Url") -> Path:
     """Parse a path of this machine as `locate` does; SettingError for a URL."""
-    location = locate(place)
+    location = locate(path)
     if isinstance(location, Url):
         raise SettingError("is a URL", path=location, remedy="name a path of this machine")
     return location
 
 
-def source_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+def source_path(path: "str | bytes | os.PathLike[str] | Url") -> Path:
     """Parse the path of pictures to read; SettingError for a URL, with the command that copies them here."""
-    location = locate(place)
+    location = locate(path)
     if isinstance(location, Path):
         return location
     remedy, folder = "copy them to this machine first", Path(location.name)
@@ -130,9 +130,9 @@ def source_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
     )
 
 
-def destination_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+def destination_path(path: "str | bytes | os.PathLike[str] | Url") -> Path:
     """Parse the folder to convert into; SettingError for a URL, with the command that copies it there."""
-    location = locate(place)
+    location = locate(path)
     if isinstance(location, Path):
         return location
     raise SettingError(
@@ -142,11 +142,11 @@ def destination_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
     )
 
 
-def _path_text(place: "str | bytes | os.PathLike[str]") -> str:
+def _path_text(path: "str | bytes | os.PathLike[str]") -> str:
     """Convert a path or a URL to text; SettingError for a value that can be neither."""
-    if not isinstance(place, str | bytes | os.PathLike):
-        raise SettingError(f"{place!r:.99} is not a path", remedy="give text, or a pathlib.Path")
-    text = os.path.expanduser(os.fsdecode(place))  # as torchvision does, and as a shell does
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise SettingError(f"{path!r:.99} is not a path", remedy="give text, or a pathlib.Path")
+    text = os.path.expanduser(os.fsdecode(path))  # as torchvision does, and as a shell does
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError:

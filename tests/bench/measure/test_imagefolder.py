@@ -54,11 +54,11 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 
 
 def serve(tree: Path) -> list[int]:
-    """Return the places of the pictures that one epoch serves."""
+    """Return the indices of the pictures that one epoch serves."""
     with ImageFolderLoader(
         tree, batch_size=3, size=16, workers=0, device=torch.device("cpu"), augment="eval", shuffle=False,
     ) as loader:  # fmt: skip
-        return [place for batch in loader for place in batch.ids.tolist()]
+        return [index for batch in loader for index in batch.ids.tolist()]
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

@@ -23,7 +23,7 @@ from precache.errors import ImageError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: places of samples in the stored order of a split."""
-BatchPlace: TypeAlias = tuple[int, int]
+Step: TypeAlias = tuple[int, int]
 """Epoch of a batch, and the batch's number in it."""
 
 
@@ -123,12 +123,12 @@ class Batch(list[torch.Tensor]):
         images, labels = function(self[0]), function(self[1])
         return Batch(images, labels, self._ids, self._padding, self.fields, map(function, self._other_views))
 
-    def __setitem__(self, place: Any, part: Any) -> None:
+    def __setitem__(self, index: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first, whose ids do not hold then
-        if place == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
+        if index == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
             self._ids = self._padding = None
             self.fields, self._other_views = {}, ()
-        super().__setitem__(place, part)
+        super().__setitem__(index, part)
 
     def __contains__(self, part: object) -> bool:
         return any(part is tensor for tensor in self)  # == of tensors is not a truth value

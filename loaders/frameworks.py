@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 
-from loaders.batch import Batch, BatchPlace, Request
+from loaders.batch import Batch, Request, Step
 from loaders.dataset import SplitData
 from loaders.order import RankBatches
 from precache.dataset.columns import Ints
@@ -25,7 +25,7 @@ class SplitDataset(Dataset[Any]):
 
     Args:
         data: split that the loader serves.
-        take: returns the loader's batch at a place.
+        take: returns the loader's batch of a step.
 
     Attributes:
         classes: class names.
@@ -34,7 +34,7 @@ class SplitDataset(Dataset[Any]):
 
     total_dataset_length = 0  # tells Accelerate not to cut the last gathered batch
 
-    def __init__(self, data: SplitData, take: Callable[[BatchPlace], Batch]) -> None:
+    def __init__(self, data: SplitData, take: Callable[[Step], Batch]) -> None:
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self._data, self._take = data, take
@@ -69,7 +69,7 @@ class SplitDataset(Dataset[Any]):
     def __getitems__(self, positions: list[int]) -> Batch:
         """Return the batch that `RankBatchSampler` named; raise SettingError for any other list."""
         if isinstance(positions, NamedBatch) and positions.is_next():
-            return self._take(positions.place)
+            return self._take(positions.step)
         return self[positions]  # type: ignore[no-any-return]  # raises
 
 
@@ -80,12 +80,12 @@ class NamedBatch(list[int]):
         latest: holder of the number of the batch taken last in the same iteration, shared by its batches.
 
     Attributes:
-        place: epoch and number of the batch.
+        step: epoch and number of the batch.
     """
 
-    def __init__(self, positions: list[int], place: BatchPlace, latest: "_LatestBatch") -> None:
+    def __init__(self, positions: list[int], step: Step, latest: "_LatestBatch") -> None:
         super().__init__(positions)
-        self.place = place
+        self.step = step
         self._samples = len(positions)
         self._latest = latest
 
@@ -95,7 +95,7 @@ class NamedBatch(list[int]):
         A batch in between that another process got, or one that was cut, shows that a framework divides
         the batches among processes, which the loader does by itself.
         """
-        number = self.place[1]
+        number = self.step[1]
         follows = self._latest.number is None or number == self._latest.number + 1
         self._latest.number = number
         return follows and len(self) == self._samples
@@ -142,7 +142,7 @@ class RankBatchSampler:
 
     Args:
         batches: batches of the loader.
-        begin_iteration: begins an iteration of the loader, and yields the place of each of its batches.
+        begin_iteration: begins an iteration of the loader, and yields the step of each of its batches.
 
     Attributes:
         sampler: sampler of the samples.
@@ -156,7 +156,7 @@ class RankBatchSampler:
         batches: RankBatches,
         batch_size: int,
         drop_last: bool,
-        begin_iteration: Callable[[], Iterator[BatchPlace]],
+        begin_iteration: Callable[[], Iterator[Step]],
     ) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self._batches, self._begin_iteration = batches, begin_iteration
@@ -168,10 +168,10 @@ class RankBatchSampler:
     def __iter__(self) -> Iterator[NamedBatch]:
         latest = _LatestBatch()
         requests: Iterator[Request] | None = None
-        for place in self._begin_iteration():
+        for step in self._begin_iteration():
             if requests is None:
-                requests = self._batches.requests(*place)
-            yield NamedBatch(next(requests).positions.tolist(), place, latest)
+                requests = self._batches.requests(*step)
+            yield NamedBatch(next(requests).positions.tolist(), step, latest)
 
     def __len__(self) -> int:
         return len(self._batches)

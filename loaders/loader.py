@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
-from loaders.batch import Batch, BatchPlace, Request
+from loaders.batch import Batch, Request, Step
 from loaders.dataset import RAW, SplitData, picture_remedy, served_size
 from loaders.frameworks import (
     RankBatchSampler,
@@ -65,9 +65,9 @@ class Iteration(Iterator[Batch]):
         try:
             self._loader._check_usable()
             with self._loader._taking:
-                if (place := self.next_place()) is None:
+                if (step := self.next_step()) is None:
                     raise StopIteration
-                return self._loader._take(place)
+                return self._loader._take(step)
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
@@ -75,14 +75,14 @@ class Iteration(Iterator[Batch]):
                 raise death from error
             raise
 
-    def next_place(self) -> BatchPlace | None:
+    def next_step(self) -> Step | None:
         """Return epoch and number of the next batch, and count it as served; None after the last one."""
         loader = self._loader
         if not self.ended and self._number < 0:
             self.epoch, self._number = loader._begin(self)
         if not self.ended and self._number == len(loader):
             self.ended = True
-            loader._place = loader._next.epoch, 0
+            loader._served = loader._next.epoch, 0
         if self.ended:
             return None
         self._number += 1
@@ -172,13 +172,13 @@ class Loader(IterableDataset[Batch]):
         self._pipeline, self._open_pipeline = pipeline, open_pipeline
         self._left_out: set[str] = set()  # files that a warning named
         self._batches = batches
-        self._place: BatchPlace = (0, 0)  # epoch, and batches served in it, of the iteration served last
+        self._served = (0, 0)  # epoch, and batches served in it, of the iteration served last
         self._next = _Start(0)
         self._iterations: list[weakref.ref[Iteration]] = []  # those that have begun; the latest is last
         self._resized = False
         self._prefetch: Prefetch[Batch] | None = None
-        self._prefetch_place: BatchPlace = (0, 0)  # of the next batch that it yields
-        self._peeked: tuple[BatchPlace, Batch] | None = None  # the batch before that, until it is served
+        self._prefetch_step: Step = (0, 0)  # of the next batch that it yields
+        self._peeked: tuple[Step, Batch] | None = None  # the batch before that, until it is served
         self._turns = 0
         self._closed = False
         self._taking = threading.RLock()  # reentrant: a signal handler may close the loader
@@ -196,9 +196,9 @@ class Loader(IterableDataset[Batch]):
         """Size of the served pictures; if only an `augment` function decides it, that of the first batch."""
         if self._size is None and len(self):
             self._check_usable()
-            place = self._next.epoch, self._next.served % len(self)
+            step = self._next.epoch, self._next.served % len(self)
             with self._taking:
-                self._size = as_size(*self._peek(place).images.shape[-2:])
+                self._size = as_size(*self._peek(step).images.shape[-2:])
         return served_size(self._data, self.spec.size) if self._size is None else self._size
 
     @property
@@ -216,13 +216,13 @@ class Loader(IterableDataset[Batch]):
         """Batch sampler of one iteration; Lightning calls its `sampler.set_epoch` before each epoch."""
         kind = RankSampler if self.spec.shuffle else SequentialRankSampler
         sampler = kind(self._batches, self._next.epoch, self.set_epoch)
-        return RankBatchSampler(sampler, self._batches, self.batch_size, self.drop_last, self._iterate_places)
+        return RankBatchSampler(sampler, self._batches, self.batch_size, self.drop_last, self._iterate_steps)
 
-    def _iterate_places(self) -> Iterator[BatchPlace]:
+    def _iterate_steps(self) -> Iterator[Step]:
         """Begin an iteration, and yield epoch and number of each of its batches, which counts as served."""
         iteration = self.__iter__()
-        while (place := iteration.next_place()) is not None:
-            yield place
+        while (step := iteration.next_step()) is not None:
+            yield step
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state is in the middle of that epoch."""
@@ -244,7 +244,7 @@ class Loader(IterableDataset[Batch]):
         self._check_usable()
         if self._running_iterations():
             raise SettingError(
-                f"set_size({size!r}) in the middle of an epoch, after {self._place[1]:,} of {len(self):,} "
+                f"set_size({size!r}) in the middle of an epoch, after {self._served[1]:,} of {len(self):,} "
                 f"batches",
                 remedy="call it between epochs: end the iteration, or drop its iterator",
             )
@@ -279,7 +279,7 @@ class Loader(IterableDataset[Batch]):
         StatefulDataLoader. If the iterator was left midway, the state is where it was left, so that an
         interrupted program can go on there; if two take turns, where the one served last is.
         """
-        epoch, served = self._place
+        epoch, served = self._served
         latest = self._iterations[-1]() if self._iterations else None
         if self._next.set_by:
             is_running = latest is not None and not latest.ended and latest.epoch == epoch
@@ -353,35 +353,35 @@ class Loader(IterableDataset[Batch]):
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
-    def _begin(self, iteration: Iteration) -> BatchPlace:
+    def _begin(self, iteration: Iteration) -> Step:
         """Register an iteration that begins, and return epoch and number of its first batch."""
         epoch, served, _ = self._next
-        self._place, self._next = (epoch, served), _Start(epoch + 1)
+        self._served, self._next = (epoch, served), _Start(epoch + 1)
         self._iterations = [*self._running_iterations(), weakref.ref(iteration)]
-        return self._place
+        return self._served
 
-    def _take(self, place: BatchPlace) -> Batch:
+    def _take(self, step: Step) -> Batch:
         """Return the batch of that epoch and number, ready for the current stream, and count it as served."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            batch = receive(self._peek(place), self._pipeline.lane.device)
+            batch = receive(self._peek(step), self._pipeline.lane.device)
             self._peeked = None
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
             # before the batch is returned, so that a state taken in the loop body counts it as served
-            self._place = (place[0], place[1] + 1)
+            self._served = (step[0], step[1] + 1)
             return batch
 
-    def _peek(self, place: BatchPlace) -> Batch:
+    def _peek(self, step: Step) -> Batch:
         """Return the batch of that epoch and number without counting it as served."""
         self._check_usable()  # another thread may have closed it
         try:
             peeked = self._peeked
-            if peeked is None or peeked[0] != place:
-                batch = next(self._prefetch_from(place))
-                epoch, number = place
-                self._prefetch_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
-                peeked = self._peeked = place, batch
+            if peeked is None or peeked[0] != step:
+                batch = next(self._prefetch_from(step))
+                epoch, number = step
+                self._prefetch_step = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
+                peeked = self._peeked = step, batch
             self._check_refused(peeked[1])
         except (StopIteration, Ending) as error:  # reading has no end, unless another thread closes it
             self._drop_prefetch()
@@ -394,12 +394,12 @@ class Loader(IterableDataset[Batch]):
             raise
         return peeked[1]
 
-    def _prefetch_from(self, place: BatchPlace) -> Prefetch[Batch]:
-        """Return the prefetch, restarted if its next batch is not that of `place`."""
+    def _prefetch_from(self, step: Step) -> Prefetch[Batch]:
+        """Return the prefetch, restarted if its next batch is not that of `step`."""
         prefetch = self._prefetch
-        if prefetch is not None and self._prefetch_place == place:
+        if prefetch is not None and self._prefetch_step == step:
             return prefetch
-        if prefetch is not None and place[1] > 0:
+        if prefetch is not None and step[1] > 0:
             self._turns += 1
             if self._turns == _WARN_TURNS:
                 _LOGGER.warning(
@@ -408,8 +408,8 @@ class Loader(IterableDataset[Batch]):
                     printable(self._path),
                 )
         self._drop_prefetch()
-        self._prefetch_place = place
-        prefetch = Prefetch(_read_batches(self._pipeline, self._batches, place), _AHEAD_BATCHES)
+        self._prefetch_step = step
+        prefetch = Prefetch(_read_batches(self._pipeline, self._batches, step), _AHEAD_BATCHES)
         self._prefetch = prefetch
         return prefetch
 
@@ -477,14 +477,14 @@ class Loader(IterableDataset[Batch]):
         }
 
 
-def _read_batches(pipeline: Pipeline, batches: RankBatches, place: BatchPlace) -> Iterator[Batch]:
-    """Yield batch after batch from `place` on, without end.
+def _read_batches(pipeline: Pipeline, batches: RankBatches, step: Step) -> Iterator[Batch]:
+    """Yield batch after batch from `step` on, without end.
 
     It has no reference to the loader, so that a loader that nobody uses any more is collected with it.
     """
 
     def requests() -> Iterator[Request]:
-        epoch, start = place
+        epoch, start = step
         while len(batches):
             yield from batches.requests(epoch, start)
             epoch, start = epoch + 1, 0

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from precache.errors import DatasetError, ImageError, os_reason, shell_command
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
-from precache.storage import open_regular, read_regular
+from precache.storage import read_regular
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
@@ -123,16 +122,6 @@ class ShardWriter(Protocol):
 
     def abandon(self) -> None:
         """Remove what was written; also after `finish` has raised."""
-
-
-def open_shard(path: Path) -> FileIO:
-    """Open the shard at `path` unbuffered; DatasetError if it cannot be opened."""
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise DatasetError(
-            f"cannot be opened ({os_reason(error)})", path=path, remedy=shard_remedy(path)
-        ) from error
 
 
 def shard_remedy(shard: Path) -> str:

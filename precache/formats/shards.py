@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import ByteRanges, Format, Sample, StoredSample, open_shard, shard_remedy
+from precache.formats.base import ByteRanges, Format, Sample, StoredSample, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
+from precache.storage import open_regular
 from precache.storage.output import OutputFile
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
@@ -126,7 +127,12 @@ class ShardFile:
             DatasetError: the file is missing, truncated, or of another form.
         """
         self.path = path
-        self._file = open_shard(path)
+        try:
+            self._file = open_regular(path)
+        except OSError as error:
+            raise DatasetError(
+                f"cannot be opened ({os_reason(error)})", path=path, remedy=shard_remedy(path)
+            ) from error
         try:
             self.bytes = file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))

@@ -361,7 +361,7 @@ class History:
     def go_on(self, orders: list[Steps]) -> list[str]:
         """Return the state and the next batch of the iterator, as the table writes them."""
         state = self.loader.state_dict()
-        return [f"{state['epoch']} {state['served_batches']}", _next_place(lambda: self.iterator, orders)]
+        return [f"{state['epoch']} {state['served_batches']}", _next_step(lambda: self.iterator, orders)]
 
     def iterate_anew(self, orders: list[Steps]) -> list[str]:
         """Return the first batch of a new iteration, and whether the size can be set."""
@@ -370,10 +370,10 @@ class History:
             self.loader.set_size(self.loader.size)
         except SettingError:
             size = "refused"
-        return [_next_place(lambda: iter(self.loader), orders), size]
+        return [_next_step(lambda: iter(self.loader), orders), size]
 
 
-def _next_place(make_iterator: Callable[[], Any], orders: list[Steps]) -> str:
+def _next_step(make_iterator: Callable[[], Any], orders: list[Steps]) -> str:
     """Return epoch and number of the next batch of an iterator, as the table writes them.
 
     Args:

@@ -25,23 +25,23 @@ ServedBatches = list[tuple[str, int, int, list[int]]]
 
 @contextmanager
 def record_batches(
-    file: Path, signal: int = 0, split: str = "", place: tuple[int, int] = (0, 0)
+    file: Path, signal: int = 0, split: str = "", at_step: tuple[int, int] = (0, 0)
 ) -> Iterator[None]:
     """Append a line to `file` for each batch that is served in the block.
 
     Args:
         signal: number of the signal that this process gets at one batch; 0: none.
         split: split of that batch.
-        place: its epoch and number.
+        at_step: its epoch and number.
     """
     take = Loader._take
 
-    def take_and_record(self: Any, batch_place: tuple[int, int]) -> Batch:
-        batch = take(self, batch_place)
+    def take_and_record(self: Any, step: tuple[int, int]) -> Batch:
+        batch = take(self, step)
         with open(file, "a") as opened:
             ids = batch.ids[~batch.padding].tolist()
-            opened.write(json.dumps([self.spec.split, *batch_place, ids]) + "\n")
-        if signal and (self.spec.split, batch_place) == (split, place):
+            opened.write(json.dumps([self.spec.split, *step, ids]) + "\n")
+        if signal and (self.spec.split, step) == (split, at_step):
             os.kill(os.getpid(), signal)
         return batch
 

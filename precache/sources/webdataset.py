@@ -379,12 +379,14 @@ class _TarSamples:
         Whole numbers are indices of classes, as in training with the webdataset library.
         """
         options, labels = self._options, self._labels
+        if options.target == "none":
+            return None, None, []
         missing = next((row for row, label in enumerate(labels) if label is None), None)
         if missing is not None and options.label is None:
             if any(label is not None for label in labels):
                 raise SourceError(f"missing .{LABEL}; other samples have one", path=self.row_name(missing))
             warning = f"the labels are missing, no sample has a .{LABEL}; name a key of .json with --label"
-            return None, None, [] if options.target == "none" else [warning]
+            return None, None, [warning]
         is_target_open = options.target is None and options.separator is None
         if not self.labels_are_parts or not is_target_open:
             return labels, None, []

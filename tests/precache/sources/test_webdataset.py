@@ -195,6 +195,13 @@ def test_labels_in_tars_are_indices_names_or_numbers(tmp_path: Path) -> None:
         assert [ref.label if classes else ref.target for ref in scan.samples] == labels
 
 
+def test_target_none_takes_tars_without_their_labels(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "x.tar", {"a.jpg": JPEG, "a.cls": b"3", "b.jpg": JPEG, "b.txt": b"owl"})
+    scan = scan_of(tar, target="none")
+    assert [(ref.path, ref.label) for ref in scan.samples] == [("a.jpg", -1), ("b.jpg", -1)]
+    assert (scan.target, scan.classes) == ("none", ())
+
+
 def test_a_split_labelled_minus_one_is_left_out_with_a_warning(tmp_path: Path) -> None:
     make_tar(tmp_path / "train-0.tar", {"a.jpg": JPEG, "a.cls": b"2", "b.jpg": JPEG, "b.cls": b"0"})
     make_tar(tmp_path / "test-0.tar", {"c.jpg": JPEG, "c.cls": b"-1"})

@@ -3,7 +3,7 @@
     dali, pytorch, shards, synthetic    the backends of these names; `webdataset` is in decoding
     decoding     reads and decodes pictures of a raw tree, and JPEGs in shards
     filler       fills batches with crops, with threads
-    sequential   opens whole shards ahead of their use, and fetches those at a URL
+    opening      opens shards ahead of their use, and fetches those at a URL
     blocks       reads files that fit into memory ahead of their use, in huge pages
     integrity    compares samples with their checksums
     cache        a reader that caches decoded pictures in the GPU's memory

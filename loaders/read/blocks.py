@@ -10,8 +10,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -71,28 +70,21 @@ class BlockReader:
                 f"cannot be read ({os_reason(error)})", path=shard.path, remedy=shard_remedy(shard.path)
             ) from error
 
-    def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Yield the same requests while threads read the blocks of later ones, in the order of need."""
-        waiting: deque[Request] = deque()
-        while True:
-            # Never past an empty request: what follows it is not known yet (see `ray_reader.decode`).
-            while len(waiting) < _REQUESTS_AHEAD and (not waiting or len(waiting[-1].positions)):
-                if (request := next(requests, None)) is None:
-                    break
-                waiting.append(request)
-                if self._samples_to_request > 0:
-                    self._samples_to_request -= len(request.positions)
-                    self._request_blocks(request)
-            if not waiting:
-                return
-            yield waiting.popleft()
+    def bring(self, request: Request) -> None:
+        """Queue the blocks of a request, in the first epoch; none if the first ones of all are cached."""
+        if self._samples_to_request > 0:
+            self._samples_to_request -= len(request.positions)
+            self._request_blocks(request)
+
+    def has_room(self, waiting: Sequence[Request]) -> bool:
+        """Whether to go on with a request after those in `waiting`."""
+        return len(waiting) < _REQUESTS_AHEAD
 
     def close(self) -> None:
         """End the threads."""
         self._pool.close()
 
     def _request_blocks(self, request: Request) -> None:
-        """Queue the blocks of a request; if the first ones of all are cached, none is queued any more."""
         needed: dict[tuple[int, int], None] = {}
         shards, rows = self._data.locate(request.positions)
         for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):

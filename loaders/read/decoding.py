@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
-from loaders.read.sequential import open_shards_ahead
+from loaders.read.opening import OpenShards
 from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
@@ -164,22 +164,14 @@ class EncodedPictures:
                 yield request, pictures
 
     def _read_whole(self, requests: Iterator[Request]) -> Iterator[EncodedBatch]:
-        with ExitStack() as exit_stack:
-            for request, shards in open_shards_ahead(
-                self._data, requests, self._window_shards, self._open, lambda samples: None, exit_stack
-            ):
-                numbers, rows = (array.tolist() for array in self._data.locate(request.positions))
-                samples = [shards[number][row] for number, row in zip(numbers, rows, strict=True)]
-                yield request, self._compare(request, numbers, samples)
+        shards = OpenShards(self._data, self._window_shards, self._open, lambda samples: None)
+        with closing(shards):
+            for request, rows in shards.read(requests):
+                yield request, self._compare(request, [samples[row] for samples, row in rows])
 
-    def _compare(
-        self, request: Request, shard_numbers: list[int], samples: list[StoredSample]
-    ) -> list[Encoded]:
-        """Compare the samples of a request with their checksums.
-
-        Args:
-            shard_numbers: number of the shard of each sample.
-        """
+    def _compare(self, request: Request, samples: list[StoredSample]) -> list[Encoded]:
+        """Compare the samples of a request with their checksums."""
+        shard_numbers = self._data.locate(request.positions)[0].tolist()
         shapes = self._data.shapes_at(request.positions).tolist()
         ids = self._data.ids[request.positions].tolist()
         positions, pictures = request.positions.tolist(), []
@@ -238,7 +230,7 @@ class EncodedPictures:
         samples = [samples_by_slot[slot] for slot in range(len(shards))]
         if [sample.id for sample in samples] != self._data.stored_ids(request.positions).tolist():
             raise ValueError("other samples")
-        return self._compare(request, shards.tolist(), samples)
+        return self._compare(request, samples)
 
     def _find_byte_ranges(self, number: int) -> ByteRanges:
         """Start and size of each sample of shard `number`, in bytes."""

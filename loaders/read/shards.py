@@ -2,9 +2,10 @@
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from loaders.read.blocks import BlockReader, advise, is_cached, map_file, map_pa
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.main_memory import has_room
-from loaders.read.sequential import open_shards_ahead
+from loaders.read.opening import OpenShards
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, OpenFilesError, os_reason
 from precache.formats.shards import DATA_START, ShardFile
@@ -148,41 +149,35 @@ class ShardsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
-        if self._reads_blocks:
-            requests = self._blocks.read_ahead(requests)
+        shards = OpenShards(
+            self._data,
+            self._window_shards,
+            self._open,
+            self._close,
+            max_open=0 if self._sequential else self._max_open,
+            max_samples=_BATCHES_AHEAD * self._batch_size,
+            near=self._blocks if self._reads_blocks else None,
+        )
         # Shards are closed when the filling has ended, too: until then it reads from them.
-        with ExitStack() as exit_stack:
-            opened = open_shards_ahead(
-                self._data,
-                requests,
-                self._window_shards,
-                self._open,
-                self._close,
-                exit_stack,
-                max_open=0 if self._sequential else self._max_open,
-                max_samples=_BATCHES_AHEAD * self._batch_size,
-            )
-            yield from self._filler.fill_each(self._pictures(request, shards) for request, shards in opened)
+        with closing(shards):
+            yield from self._filler.fill_each(starmap(self._pictures, shards.read(requests)))
 
-    def _pictures(self, request: Request, opened: Mapping[int, MappedShard]) -> Pictures:
+    def _pictures(self, request: Request, samples: list[tuple[MappedShard, int]]) -> Pictures:
         """Pictures of a request in its open shards."""
-        shard_numbers, rows_array = self._data.locate(request.positions)
-        shards = [opened[number] for number in shard_numbers.tolist()]
-        rows = rows_array.tolist()
-        self._read_ahead(shards, rows)
+        self._read_ahead(samples)
 
         def picture_at(slot: int) -> Pixels:
-            return shards[slot].picture(rows[slot])
+            shard, row = samples[slot]
+            return shard.picture(row)
 
-        compare = self._check.batch_comparison(request.positions)
-        return Pictures(request, picture_at, compare=compare)
+        return Pictures(request, picture_at, compare=self._check.batch_comparison(request.positions))
 
     def close(self) -> None:
         """End the threads."""
         self._blocks.close()
         self._filler.close()
 
-    def _read_ahead(self, shards: list[MappedShard], rows: list[int]) -> None:
+    def _read_ahead(self, samples: list[tuple[MappedShard, int]]) -> None:
         """Ask the disk for all pictures of a batch together; otherwise each thread would wait for one.
 
         Only until as many samples were read as the split has: then they are in the system's cache, if it is
@@ -190,10 +185,9 @@ class ShardsReader:
         """
         if self._samples_to_request <= 0:
             return
-        self._samples_to_request -= len(shards)
-        pictures = list(zip(shards, rows, strict=True))
-        if not all(shard.is_cached(row) for shard, row in pictures[:_PROBES]):
-            for shard, row in pictures:
+        self._samples_to_request -= len(samples)
+        if not all(shard.is_cached(row) for shard, row in samples[:_PROBES]):
+            for shard, row in samples:
                 shard.will_need(row)
 
     def _open(self, number: int) -> MappedShard:

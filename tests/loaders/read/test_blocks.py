@@ -1,4 +1,4 @@
-"""Reading blocks of shards ahead: which ones, in which order, and how requests and errors are passed on."""
+"""Reading blocks of shards ahead: which ones, in which order, and how errors are passed on."""
 
 import errno
 from collections.abc import Iterator
@@ -57,9 +57,9 @@ def test_reader_reads_each_block_of_the_pictures_once_in_order(
         for number in range(start // BLOCK_BYTES, (start + count - 1) // BLOCK_BYTES + 1):
             expected[data.files[shard], number] = None
     with closing(BlockReader(data)) as reader:
-        served = [*reader.read_ahead(requests_for(*batches, batches[0]))]
+        for request in requests_for(*batches, batches[0]):
+            reader.bring(request)
         reader._pool.submit(int).result()  # its one thread has then read all blocks
-    assert [request.positions.tolist() for request in served] == [*batches, batches[0]]
     assert blocks_read == [*expected]
 
 
@@ -69,25 +69,11 @@ def test_reader_reads_no_block_that_is_cached(
     monkeypatch.setattr(blocks, "is_cached", lambda descriptor, start: True)
     data = open_split(converted["shards"], "train")
     with closing(BlockReader(data)) as reader:
-        assert len([*reader.read_ahead(requests_for([3, 1], [2]))]) == 2
+        for request in requests_for([3, 1], [2]):
+            reader.bring(request)
         with ShardFile(Path(data.files[0])) as shard:
             reader.read_shard(shard)
     assert blocks_read == []
-
-
-def test_reader_takes_no_request_past_an_empty_one_that_is_not_served(converted: dict[str, Path]) -> None:
-    request_count = 0
-
-    def requests() -> Iterator[Request]:
-        nonlocal request_count
-        for positions in ([1], [], [2]):
-            request_count += 1
-            yield Request(0, np.array(positions, np.int64))
-
-    with closing(BlockReader(open_split(converted["shards"], "train"))) as reader:
-        ahead = reader.read_ahead(requests())
-        counts = [(len(request.positions), request_count) for request in ahead]
-    assert counts == [(1, 2), (0, 2), (1, 3)]
 
 
 def test_block_is_read_with_preadv_where_linux_cannot_populate_a_map(

@@ -3,10 +3,10 @@
 Everywhere in `loaders` a sample is named by one of these numbers:
 
     id          its name for good, `Batch.ids`
-    row         its place in its shard
-    position    its place in the stored order of a split, or of a part of one
-    place       its place in the order of an epoch
-    slot        its place in a batch, or in the request for the batch
+    row         its number in its shard
+    position    its number in the stored order of a split, or of a part of one
+    place       its number in the order of an epoch
+    slot        its number in a batch, or in the request for the batch
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from precache.dataset.columns import Ints
 from precache.errors import ImageError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
-"""int64 [n]: places of samples in the stored order of a split."""
+"""int64 [n]: numbers of samples in the stored order of a split."""
 Step: TypeAlias = tuple[int, int]
 """Epoch of a batch, and the batch's number in it."""
 

@@ -46,14 +46,24 @@ def test_names_say_what_they_stand_for(package: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("package", ["precache", "bench"])
+def test_only_loaders_have_places_which_are_those_of_an_epoch(package: str) -> None:
+    wrong = []
+    for path in files(package):
+        for line, name in names(ast.parse(path.read_text())):
+            if {"place", "places"} & set(name.split("_")):
+                wrong.append(where(path, line, name))
+    assert wrong == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_class_name_is_used_once_in_a_package(package: str) -> None:
-    places: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for path in files(package):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(where(path, node.lineno, node.name))
-    assert [place for place in places.values() if len(place) > 1] == []
+                lines.setdefault(node.name, []).append(where(path, node.lineno, node.name))
+    assert [line for line in lines.values() if len(line) > 1] == []
 
 
 def test_names_of_tests_have_at_most_70_characters() -> None:

@@ -90,9 +90,9 @@ def prepare_probes(
         ]
 
 
-def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
-    """Return the bytes of up to `count` JPEG files, taken evenly from the tree, without damaged ones."""
-    rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
+def sample_jpegs(scan: Scan) -> list[bytes]:
+    """Return the bytes of up to PICTURES JPEG files, taken evenly from the tree, without damaged ones."""
+    rows = np.unique(np.linspace(0, len(scan.samples) - 1, PICTURES).round().astype(int)).tolist()
     files = []
     for ref in (scan.samples[row] for row in rows):
         try:

@@ -151,11 +151,6 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags)
 
 
-def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """Open a file for reading and appending; see `open_single`."""
-    return open_single(path, flags | os.O_APPEND)
-
-
 def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
     """Open a file that has no other name for reading and writing, and return its descriptor.
 

@@ -169,9 +169,7 @@ class ObjectStore:
         request = partial(self._put, name, content, crc32c, use_multipart=False)
         return self._request(name, request, check).etag
 
-    def put_if(
-        self, name: str, content: bytes, replaced: ObjectInfo | None = None, check: Check = no_check
-    ) -> ObjectInfo | None:
+    def put_if(self, name: str, content: bytes, replaced: ObjectInfo | None = None) -> ObjectInfo | None:
         """Write an object only if it replaces the object `replaced`; if that is None, only if there is none.
 
         Returns:
@@ -194,7 +192,7 @@ class ObjectStore:
                     return None
                 raise
 
-        return self._request(name, request, check)
+        return self._request(name, request)
 
     def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = no_check) -> str | None:
         """Write the file at `path` as an object, in parts if it is large, and return its etag; see `put`."""

@@ -57,7 +57,13 @@ def test_spawned_workers_import_nothing_of_the_working_folder(
 def test_bench_names_the_file_that_hides_loaders(tmp_path: Path) -> None:
     (tmp_path / "loaders.py").touch()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(ROOT)])}
-    command = [sys.executable, "-c", "from bench.__main__ import entry_point; entry_point()", "loaders", "photos"]
+    command = [
+        sys.executable,
+        "-c",
+        "from bench.__main__ import entry_point; entry_point()",
+        "loaders",
+        "photos",
+    ]
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

@@ -11,8 +11,8 @@ import pytest
 from precache.storage import (
     atomic_write,
     crc32c_file,
-    open_append,
     open_new,
+    open_single,
     output,
     read_regular_part,
     temporary_path,
@@ -95,15 +95,15 @@ def test_open_new_refuses_a_link(link: Path) -> None:
         open_new(link)
 
 
-def test_open_append_refuses_a_link(link: Path) -> None:
+def test_open_single_refuses_a_link(link: Path) -> None:
     with pytest.raises(OSError, check=lambda error: error.errno in (errno.ELOOP, errno.EINVAL)):
-        open_append(link)
+        open_single(link)
 
 
-def test_open_append_refuses_a_pipe(tmp_path: Path) -> None:
+def test_open_single_refuses_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, check=lambda error: error.errno in (errno.ENXIO, errno.EINVAL)):
-        open_append(tmp_path / "pipe")
+        open_single(tmp_path / "pipe")
 
 
 def test_atomic_write_replaces_a_link_not_its_target(link: Path) -> None:

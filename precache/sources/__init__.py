@@ -2,9 +2,9 @@
 
 All sources have the protocol of `precache.sources.base`. To add one, write:
 
-    a kind of table      a `RowReader` (see `precache.sources.table`), its suffix in `options.TABLE_SUFFIXES`
-                         and a branch in `_open_table`
-    a kind of dataset    a `RowReader` and a branch in `memory.open_dataset`
+    a kind of table      a function that opens it as `Rows` (see `precache.sources.table`), its suffix in
+                         `options.TABLE_SUFFIXES` and a branch in `_open_table`
+    a kind of dataset    the same, and a branch in `memory.open_part`
     anything else        a `Source` (see `precache.sources.base`), its name in messages in
                          `precache.sources.options`, and a branch in `_open_file`, which looks at the file's
                          name, or in `_open_folder`
@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ from precache.sources.shard_files import find_split, find_splits, list_shards
 from precache.sources.table import (
     DELIMITERS,
     JSON_LINES,
-    ArrowReader,
-    CsvReader,
-    JsonLinesReader,
     RowPart,
     RowSource,
     is_parquet,
+    read_arrow,
+    read_csv,
+    read_json_lines,
     saved_files,
 )
 from precache.sources.tree import TreeSource
@@ -89,12 +90,12 @@ def _open_table(path: Path, options: SourceOptions) -> RowSource:
     folder = str(path.parent) if options.root is None else options.root
     suffix, name = path.suffix.lower(), str(path)
     if suffix in DELIMITERS:
-        part = RowPart(CsvReader(name), folder)
+        part = RowPart(partial(read_csv, name), folder)
     elif suffix == JSON_LINES:
-        part = RowPart(JsonLinesReader(name), folder)
+        part = RowPart(partial(read_json_lines, name), folder)
     else:
-        part = RowPart(ArrowReader(name, folder), folder)
-        if part.choose_roles(options).image.has_pictures:
+        part = RowPart(partial(read_arrow, name, folder), folder)
+        if part.choose_roles(part.open(), options).image.has_pictures:
             part = replace(part, split=find_split(path.name))
             _warn_of_copies(path, [name])
     return RowSource(path, _table_paths(path, options), (part,), options)
@@ -113,8 +114,8 @@ def _open_arrow_files(
     pictures_folder = str(folder) if options.root is None else options.root
     parts = []
     for name, split in files.items():
-        reader = ArrowReader(str(folder / name), pictures_folder)
-        parts.append(RowPart(reader, split=split, prefix=f"{name}/" if have_prefix else ""))
+        open_rows = partial(read_arrow, str(folder / name), pictures_folder)
+        parts.append(RowPart(open_rows, split=split, prefix=f"{name}/" if have_prefix else ""))
     _warn_of_copies(folder, list(files))
     return RowSource(folder, _table_paths(folder, options), tuple(parts), options)
 

@@ -243,17 +243,35 @@ class SampleList:
         self.offsets.append(offset)
         self._splits.append(self.split_of.setdefault(split, len(self.split_of)))
 
-    def add_files(self, paths: Sequence[str], split: str) -> None:
-        """Append a sample for each of `paths`, whose sizes and times are not known yet."""
+    def add_files(
+        self,
+        paths: Sequence[str],
+        splits: Sequence[str] | str,
+        file_bytes: Sequence[int] = (),
+        modified_ns: Sequence[int] = (),
+        offsets: Sequence[int] = (),
+    ) -> None:
+        """Append a sample for each of `paths`.
+
+        Args:
+            paths: paths, of which none has a NUL.
+            splits: split of each sample, or of all.
+            file_bytes, modified_ns, offsets: see `SampleRef`; empty if they are not known yet.
+        """
         if not paths:
             return
-        encoded = os.fsencode("\0".join(paths)).split(b"\0")  # no name of a file has a NUL
+        count = len(paths)
+        encoded = os.fsencode("\0".join(paths)).split(b"\0")
         self._path_ends.extend(accumulate(map(len, encoded[1:]), initial=len(self._paths) + len(encoded[0])))
         self._paths += b"".join(encoded)
-        number = self.split_of.setdefault(split, len(self.split_of))
-        values = ((self.file_bytes, -1), (self.modified_ns, 0), (self.offsets, 0), (self._splits, number))
-        for column, value in values:
-            column.extend(repeat(value, len(paths)))
+        self.file_bytes.extend(file_bytes or repeat(-1, count))
+        self.modified_ns.extend(modified_ns or repeat(0, count))
+        self.offsets.extend(offsets or repeat(0, count))
+        if isinstance(splits, str):
+            number = self.split_of.setdefault(splits, len(self.split_of))
+            self._splits.extend(repeat(number, count))
+        else:
+            self._splits.extend(self.split_of.setdefault(split, len(self.split_of)) for split in splits)
 
     def samples(
         self, labels: Ints, targets: Column | None = None, fields: Mapping[str, Column] | None = None

@@ -24,6 +24,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from precache.pictures.reading import check_bytes, read_picture, read_with_retri
 from precache.recipe import SPLIT_NAME
 from precache.reporting import warn
 from precache.sources.options import DATASET, SourceOptions
-from precache.sources.table import RowColumns, RowPart, RowSource, StoredPictures
+from precache.sources.table import RowPart, Rows, RowSource, StoredPictures
 from precache.sources.targets import ColumnInfo, unique_names
 
 _MAX_UNREADABLE = 16  # how many of the first samples may fail until the dataset counts as broken
@@ -76,7 +77,7 @@ def open_dataset(dataset: Any, options: SourceOptions) -> RowSource:
         name = f"{root}, split {split}" if split else str(root)
         if not len(split_dataset):
             raise SourceError("has no samples; expected one for each picture", path=name)
-        part = _open_part(split_dataset, name, split)
+        part = open_part(split_dataset, name, split)
         if part.folder is not None:
             paths.append(Path(part.folder))
         parts.append(part)
@@ -93,141 +94,98 @@ def check_split(split: str, root: Path, options: SourceOptions) -> None:
         raise SettingError("has splits already", path=root, remedy=f"leave out split={options.split!r}")
 
 
-def _open_part(dataset: Any, name: str, split: str) -> RowPart:
-    """Open one dataset by the reader that fits it."""
+def open_part(dataset: Any, name: str, split: str) -> RowPart:
+    """Open one dataset as the kind that it is; `name` is its name in messages."""
     if all(hasattr(dataset, attribute) for attribute in ("features", "select_columns", "with_format")):
-        return RowPart(HuggingFaceReader(dataset, name), split=split, is_dataset=True)
+        return RowPart(partial(_open_hugging_face, dataset, name), split=split, is_dataset=True)
     samples = _folder_samples(dataset)
-    if samples is not None and _returns_files(dataset):
-        folder = os.fspath(dataset.root)
-        reader = FolderReader(dataset, name, [(_path_in(folder, path), label) for path, label in samples])
-        prefix = f"{split}/" if split else ""
-        return RowPart(reader, folder=folder, split=split, prefix=prefix, is_dataset=True)
-    labels = None if samples is None else [label for _, label in samples]
-    return RowPart(DatasetReader(dataset, name, labels), split=split, is_dataset=True)
+    if samples is None or not _returns_files(dataset):
+        labels = None if samples is None else [label for _, label in samples]
+        return RowPart(partial(_open_samples, dataset, name, labels), split=split, is_dataset=True)
+    folder, prefix = os.fspath(dataset.root), f"{split}/" if split else ""
+    columns = {
+        "image": [_path_in(folder, path) for path, _ in samples],
+        "label": [label for _, label in samples],
+    }
+    infos = [ColumnInfo("image"), ColumnInfo("label", _class_names(dataset))]
+    rows = Rows(name, infos, len(samples), lambda wanted: {column: columns[column] for column in wanted})
+    return RowPart(lambda: rows, folder, split, prefix, is_dataset=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderReader:
-    """Reader of the files of a torchvision folder dataset without transforms, see `RowReader`.
+def _open_hugging_face(dataset: Any, name: str) -> Rows:
+    """Open a dataset of Hugging Face's library, which maps its files.
 
-    Attributes:
-        samples: path and label of each sample.
+    Pictures are in columns of `Image`, or may be in any if there is none.
     """
+    features = dict(dataset.features or {})
+    images = [column for column, feature in features.items() if _is_image(feature)]
 
-    dataset: Any
-    name: str
-    samples: Sequence[tuple[str, Any]]
-
-    is_text = False
-
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo("image"), ColumnInfo("label", _class_names(self.dataset))]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        columns = {"image": [path for path, _ in self.samples], "label": [label for _, label in self.samples]}
-        return RowColumns(len(self.samples), {name: columns[name] for name in names})
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        raise NotImplementedError("a folder has the paths of pictures")
-
-
-@dataclass(frozen=True, slots=True)
-class HuggingFaceReader:
-    """Reader of a dataset of Hugging Face's library, see `RowReader`; the library maps its files."""
-
-    dataset: Any
-    name: str
-
-    is_text = False
-
-    def columns(self) -> list[ColumnInfo]:
-        """Return the columns; pictures are in columns of `Image`, or may be in any if there is none."""
-        features = dict(self.dataset.features or {})
-        images = [name for name, feature in features.items() if _is_image(feature)]
-        return [
-            ColumnInfo(name, _feature_classes(feature), name in images or not images)
-            for name, feature in features.items()
-        ]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        if not names:
-            return RowColumns(len(self.dataset), {})
+    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+        if not wanted:
+            return {}
         try:
-            table = self.dataset.select_columns(list(names)).with_format("arrow")[:]
+            table = dataset.select_columns(list(wanted)).with_format("arrow")[:]
         except Exception as error:  # the library and those it uses raise nearly anything
             raise SourceError(
-                f"columns {list(names)} cannot be read ({reason_of(error)})", path=self.name
+                f"columns {list(wanted)} cannot be read ({reason_of(error)})", path=name
             ) from error
-        return RowColumns(len(self.dataset), {name: table.column(name) for name in names})
+        return {column: table.column(column) for column in wanted}
 
-    def open_pictures(self, column: str) -> StoredPictures:
-        if (self.dataset.format or {}).get("type") == "custom":
-            warn(f"{self.name}: its transform is left out: pictures are converted as they are stored")
-        pictures, feature = (
-            self.dataset.with_format(None).select_columns([column]),
-            self.dataset.features[column],
-        )
-        if _is_image(feature):
-            pictures = pictures.cast_column(column, type(feature)(decode=False))
-        return _DatasetPictures(pictures, self.name, column)
+    def open_pictures(column: str) -> StoredPictures:
+        if (dataset.format or {}).get("type") == "custom":
+            warn(f"{name}: its transform is left out: pictures are converted as they are stored")
+        pictures = dataset.with_format(None).select_columns([column])
+        if _is_image(features[column]):
+            pictures = pictures.cast_column(column, type(features[column])(decode=False))
+        return _DatasetPictures(pictures, name, column)
+
+    columns = [
+        ColumnInfo(column, _feature_classes(feature), column in images or not images)
+        for column, feature in features.items()
+    ]
+    return Rows(name, columns, len(dataset), read, open_pictures)
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetReader:
-    """Reader of the samples of any dataset, see `RowReader`.
+def _open_samples(dataset: Any, name: str, labels: Sequence[Any] | None) -> Rows:
+    """Open any dataset: a column for each part of its samples, any of which may hold the pictures.
 
-    Attributes:
+    Args:
         labels: label of each sample; None if every sample must be read for it.
     """
+    count, unread = len(dataset), set[int]()
+    sample = _typical_sample(dataset, name, count)
+    names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
+    if not names:
+        raise SourceError("its samples are empty; expected (picture, label)", path=name)
 
-    dataset: Any
-    name: str
-    labels: Sequence[Any] | None = None
-
-    is_text = False
-
-    def columns(self) -> list[ColumnInfo]:
-        """Return a column for each part of the samples; any of them may hold the pictures."""
-        sample = _typical_sample(self.dataset, self.name, len(self.dataset))
-        names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
-        if not names:
-            raise SourceError("its samples are empty; expected (picture, label)", path=self.name)
-        classes = _class_names(self.dataset)
-        return [ColumnInfo(name, classes, True) for name in names]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        count = len(self.dataset)
-        if not names:
-            return RowColumns(count, {})
-        if self.labels is not None and list(names) == ["label"]:
-            return RowColumns(count, {"label": self.labels})
-        warn(
-            f"{self.name}: every sample is read for its label; ImageFolder and Hugging Face datasets "
-            f"need not be"
-        )
-        rows = [self._read_values(row, names) for row in range(count)]
-        unread = [row for row, values in enumerate(rows) if values is None]
+    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+        if not wanted:
+            return {}
+        if labels is not None and list(wanted) == ["label"]:
+            return {"label": labels}
+        warn(f"{name}: every sample is read for its label; ImageFolder and Hugging Face datasets need not be")
+        rows = [_read_values(dataset, name, row, wanted) for row in range(count)]
+        unread.update(row for row, values in enumerate(rows) if values is None)
         if len(unread) == count:
-            raise SourceError(
-                f"none of its {count:,} samples can be read", path=self.name, remedy="repair it"
-            )
+            raise SourceError(f"none of its {count:,} samples can be read", path=name, remedy="repair it")
         example = next(values for values in rows if values is not None)
         columns = zip(*(values or example for values in rows), strict=True)
-        return RowColumns(count, dict(zip(names, columns, strict=True)), unread=unread)
+        return dict(zip(wanted, columns, strict=True))
 
-    def open_pictures(self, column: str) -> StoredPictures:
-        return _DatasetPictures(self.dataset, self.name, column)
+    classes = _class_names(dataset)
+    columns = [ColumnInfo(column, classes, True) for column in names]
+    return Rows(name, columns, count, read, partial(_DatasetPictures, dataset, name), unread=unread)
 
-    def _read_values(self, row: int, names: Sequence[str]) -> list[Any] | None:
-        """Return the values of one sample; None if it cannot be read."""
-        try:
-            sample = _read_sample(self.dataset, self.name, row)
-            return [_python_value(_part(sample, name)) for name in names]
-        except ImageError:
-            return None
-        except ValueError as error:
-            raise SourceError(f"{error}, as other samples have", path=f"{self.name}: row {row}") from error
+
+def _read_values(dataset: Any, name: str, row: int, columns: Sequence[str]) -> list[Any] | None:
+    """Return the values of one sample; None if it cannot be read."""
+    try:
+        sample = _read_sample(dataset, name, row)
+        return [_python_value(_part(sample, column)) for column in columns]
+    except ImageError:
+        return None
+    except ValueError as error:
+        raise SourceError(f"{error}, as other samples have", path=f"{name}: row {row}") from error
 
 
 @dataclass(frozen=True, slots=True)

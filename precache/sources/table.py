@@ -8,8 +8,8 @@
     .feather .arrow    Arrow's own files
     state.json         in a folder that Hugging Face's `save_to_disk` wrote: it lists Arrow's files
 
-A `RowReader` reads the columns of one file, as Arrow has them or as lists. `precache.sources.targets` says
-what they mean, and `RowSource` makes samples of them; also of the rows of datasets in memory, see
+A file is opened as `Rows`, whose columns are read as Arrow has them or as lists. `precache.sources.targets`
+says what they mean, and `RowSource` makes samples of them; also of the rows of datasets in memory, see
 `precache.sources.memory`. Ids are numbers of rows from 0, counted over all readers of a source.
 
 One column holds the pictures, or the paths of their files. Paths are relative to the folder of the table, or
@@ -33,16 +33,17 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -83,33 +84,18 @@ _ARROW_MAGIC = b"ARROW1"  # of a file with an index of its batches
 _BATCH_PICTURES, _BATCH_ROWS = 32, 65_536
 _BUFFER_BYTES = 1 << 20  # of Parquet read at a time, rather than a whole row group
 _CSV_BLOCK_BYTES = 16 << 20  # a row must fit into it
+_MAX_HEADER_BYTES = 1 << 20
 _USUAL_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".bmp", ".tif")
+_EMPTY_OR_DOTS = re.compile(r"(^|/)\.{0,2}(/|$)")  # parts of a path that its shortest form has not
 _MAX_PATH_BYTES = 4096  # no system takes longer paths
 _PROBED_PICTURES = 8  # pictures that are read during the scan, so that the digest tells two datasets apart
 
 
-# --- the rows of a table or a dataset ---
-
-
-@dataclass(frozen=True, slots=True)
-class RowColumns:
-    """Columns of some names in all rows of a table or dataset.
-
-    Attributes:
-        count: number of rows.
-        values: the columns by their names, as Arrow arrays or as lists; null or None for a missing value.
-        lines: int64 [n], first line of each row, from 1, as in a text editor; None if rows are no lines.
-        unread: rows that could not be read; they have the values of another row.
-    """
-
-    count: int
-    values: Mapping[str, Sequence[Any]]
-    lines: Ints | None = None
-    unread: Collection[int] = ()
+# --- rows as a source ---
 
 
 class StoredPictures(Protocol):
-    """Pictures in a column; the only part of a reader that worker processes need."""
+    """Pictures in a column; the only part of `Rows` that worker processes need."""
 
     @property
     def sizes(self) -> Ints | None:
@@ -119,42 +105,39 @@ class StoredPictures(Protocol):
         """Return the picture of a row, which messages call `where`; raises as `Source.read` does."""
 
 
-class RowReader(Protocol):
-    """Reader of the rows of one table or dataset."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table or dataset that has been opened.
 
-    @property
-    def name(self) -> str:
-        """Name of the table or dataset in messages."""
+    Attributes:
+        name: name of the table or dataset in messages.
+        columns: its columns.
+        count: number of rows.
+        read: function of names of columns that returns these, as Arrow arrays or as lists, with null or None
+            for a missing value; raises SourceError for a damaged row.
+        open_pictures: function of the name of a column that opens the pictures in it; None if there are none.
+        lines: int64 [n], first line of each row, from 1, as in a text editor; None if rows are no lines.
+        is_text: whether values are unparsed text, as the cells of a CSV are.
+        unread: rows that `read` found unreadable; they get the values of another row.
+    """
 
-    @property
-    def is_text(self) -> bool:
-        """Whether values are unparsed text, as the cells of a CSV are."""
-
-    def columns(self) -> list[ColumnInfo]:
-        """Return the columns.
-
-        Raises:
-            SourceError: the columns cannot be read, or there are none.
-            MissingDependencyError: a library is missing.
-        """
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        """Return the columns of these names.
-
-        Raises:
-            SourceError: a row is damaged; the error names it.
-        """
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        """Open the pictures in a column that has some."""
+    name: str
+    columns: Sequence[ColumnInfo]
+    count: int
+    read: Callable[[Sequence[str]], Mapping[str, Sequence[Any]]]
+    open_pictures: Callable[[str], StoredPictures] | None = None
+    lines: Ints | None = None
+    is_text: bool = False
+    unread: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """Rows of one reader in a source: all of its rows, one of its splits, or one of its files.
+    """Part of a source: a table, one of its files, or a split of a dataset.
 
     Attributes:
-        reader: reader of the rows.
+        open: function that opens the rows. It raises SourceError if they cannot be read, or there are none,
+            and MissingDependencyError if a library is missing.
         folder: folder that paths of pictures are relative to; None if the rows must hold pictures.
         split: split of the rows, unless they have a column of splits.
         prefix: text in front of the samples' paths.
@@ -162,20 +145,17 @@ class RowPart:
             rows.
     """
 
-    reader: RowReader
+    open: Callable[[], Rows]
     folder: str | None = None
     split: str = ""
     prefix: str = ""
     is_dataset: bool = False
 
-    def choose_roles(self, options: SourceOptions) -> Roles:
+    def choose_roles(self, rows: Rows, options: SourceOptions) -> Roles:
         """Choose the columns of pictures, labels, splits and fields, see `choose_roles` of `targets`."""
+        may_be_paths = self.folder is not None
         return choose_roles(
-            self.reader.name,
-            self.reader.columns(),
-            options,
-            may_be_paths=self.folder is not None,
-            is_dataset=self.is_dataset,
+            rows.name, rows.columns, options, may_be_paths=may_be_paths, is_dataset=self.is_dataset
         )
 
 
@@ -229,22 +209,21 @@ class RowSource:
     scanned: tuple[ScannedPart, ...] = ()
 
     def scan(self) -> Scan:
-        part_roles = [part.choose_roles(self.options) for part in self.parts]
-        for part, roles in zip(self.parts, part_roles, strict=True):
-            if difference := _difference(roles, part_roles[0]):
+        tables = [part.open() for part in self.parts]
+        roles = [part.choose_roles(rows, self.options) for part, rows in zip(self.parts, tables, strict=True)]
+        scanned = _RowList(roles[0], is_text=tables[0].is_text)
+        for part, rows, part_roles in zip(self.parts, tables, roles, strict=True):
+            if difference := _difference(part_roles, roles[0]):
                 raise SourceError(
-                    f"{difference} {self.parts[0].reader.name}",
-                    path=part.reader.name,
+                    f"{difference} {tables[0].name}",
+                    path=rows.name,
                     remedy="convert it alone, or write both with the same columns",
                 )
-        rows = _RowList()
-        for part, roles in zip(self.parts, part_roles, strict=True):
-            rows.add_part(part, roles)
-        if not len(rows.samples):
+            scanned.add_part(part, rows, part_roles)
+        if not len(scanned.samples):
             raise SourceError("has no rows; expected one for each picture", path=self.root)
-        source = replace(self, parts=(), scanned=tuple(rows.parts))
-        values = rows.values(part_roles[0], is_text=self.parts[0].reader.is_text)
-        scan = scan_rows(source, rows.samples, values, self.options, (), rows.warnings)
+        source = replace(self, parts=(), scanned=tuple(scanned.parts))
+        scan = scan_rows(source, scanned.samples, scanned.values(), self.options, (), scanned.warnings)
         checksums = source._probe_checksums(scan.samples)
         if not checksums:
             return scan
@@ -320,10 +299,11 @@ class _RowList:
         warnings: lines on columns that the user did not name, and on missing files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Roles, *, is_text: bool) -> None:
         self.samples = SampleList()
         self.parts: list[ScannedPart] = []
         self.warnings: list[str] = []
+        self._roles, self._is_text = roles, is_text
         self._columns: list[Mapping[str, Sequence[Any]]] = []  # of each part, those of labels and fields
 
     def row_name(self, row: int) -> str:
@@ -331,92 +311,94 @@ class _RowList:
         offset = self.samples.offsets[row]
         return _part_at(self.parts, offset).row_name(offset, row)
 
-    def values(self, roles: Roles, *, is_text: bool) -> RowValues:
-        """Return labels and fields of all rows, which hold them no longer."""
-        columns, self._columns = self._columns, []
+    def values(self) -> RowValues:
+        """Return labels and fields of all rows."""
+        roles = self._roles
         return RowValues(
             row_name=self.row_name,
             label=roles.label,
-            labels=() if roles.label is None else _join(columns, roles.label),
+            labels=() if roles.label is None else self._join(roles.label),
             class_names=roles.class_names,
-            fields={name: _as_list(_join(columns, name)) for name in roles.fields},
-            labels_are_text=is_text,
-            fields_are_text=is_text,
+            fields={name: _as_list(self._join(name)) for name in roles.fields},
+            labels_are_text=self._is_text,
+            fields_are_text=self._is_text,
         )
 
-    def add_part(self, part: RowPart, roles: Roles) -> None:
+    def _join(self, name: str) -> Sequence[Any]:
+        """Return one column of all parts."""
+        parts = [columns[name] for columns in self._columns]
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(map(_as_list, parts)))
+
+    def add_part(self, part: RowPart, rows: Rows, roles: Roles) -> None:
         """Append the rows of a part.
 
         Raises:
             SourceError: a row is damaged; two rows of a table name one picture, no file exists, or one cannot
                 be examined.
         """
-        reader, first = part.reader, len(self.samples)
-        names = (
-            roles.names if roles.image.has_pictures else list(dict.fromkeys((roles.image.name, *roles.names)))
-        )
-        columns = reader.read_columns(names)
-        pictures = reader.open_pictures(roles.image.name) if roles.image.has_pictures else None
-        has_lines = columns.lines is not None
-        self.parts.append(
-            ScannedPart(reader.name, has_lines, part.folder or "", part.prefix, pictures, first)
-        )
-        offsets = range(first, first + columns.count) if columns.lines is None else columns.lines.tolist()
-        splits = self._splits(part, roles, columns, offsets)
+        image, first = roles.image.name, len(self.samples)
+        pictures = rows.open_pictures(image) if roles.image.has_pictures and rows.open_pictures else None
+        values = rows.read(roles.names if pictures else list(dict.fromkeys((image, *roles.names))))
+        has_lines = rows.lines is not None
+        scanned = ScannedPart(rows.name, has_lines, part.folder or "", part.prefix, pictures, first)
+        self.parts.append(scanned)
+        offsets = range(first, first + rows.count) if rows.lines is None else rows.lines.tolist()
+        splits: str | list[str] = part.split
+        if roles.split is not None:
+            splits = self._splits(roles.split, values[roles.split], offsets)
         if pictures is None:
-            self._add_files(
-                part, roles.image.name, _as_list(columns.values[roles.image.name]), splits, offsets
-            )
+            self._add_files(part, rows, image, _as_list(values[image]), splits, offsets)
         else:
-            sizes = [0] * columns.count if pictures.sizes is None else pictures.sizes.tolist()
-            for row in columns.unread:
+            sizes = [0] * rows.count if pictures.sizes is None else pictures.sizes.tolist()
+            for row in rows.unread:
                 sizes[row] = -1
-            for row, (split, size, offset) in enumerate(zip(splits, sizes, offsets, strict=True)):
-                path = f"{part.prefix}{row:08d}" if part.prefix else f"{offset:08d}"
-                self.samples.add(path, size, 0, offset, split)
-        self._columns.append(columns.values)
-        self.warnings += [f"{reader.name}: {note}" for note in roles.notes]
+            first_number = 0 if part.prefix else first
+            paths = [f"{part.prefix}{first_number + row:08d}" for row in range(rows.count)]
+            self.samples.add_files(paths, splits, sizes, (), offsets)
+        self._columns.append(values)
+        self.warnings += [f"{rows.name}: {note}" for note in roles.notes]
 
-    def _splits(self, part: RowPart, roles: Roles, columns: RowColumns, offsets: Sequence[int]) -> list[str]:
-        """Return the split of each row."""
-        if roles.split is None:
-            return [part.split] * columns.count
+    def _splits(self, column: str, values: Sequence[Any], offsets: Sequence[int]) -> list[str]:
+        """Return the splits that the values of the last part say."""
         splits = []
-        for row, value in enumerate(_as_list(columns.values[roles.split])):
+        for value, offset in zip(_as_list(values), offsets, strict=True):
             try:
-                splits.append(split_name(roles.split, value))
+                splits.append(split_name(column, value))
             except ValueError as error:
-                where = self.parts[-1].row_name(offsets[row], len(self.samples) + row)
-                raise SourceError(f"{roles.split!r}: {error}", path=where) from None
+                where = self.parts[-1].row_name(offset, len(self.samples) + len(splits))
+                raise SourceError(f"{column!r}: {error}", path=where) from None
         return splits
 
     def _add_files(
-        self, part: RowPart, column: str, paths: Sequence[Any], splits: Sequence[str], offsets: Sequence[int]
+        self,
+        part: RowPart,
+        rows: Rows,
+        column: str,
+        paths: Sequence[Any],
+        splits: str | Sequence[str],
+        offsets: Sequence[int],
     ) -> None:
         """Append rows whose pictures are files, and a warning of missing files."""
         scanned = self.parts[-1]
-        missing_rows, path_hashes = list[int](), array("q")
-        folder = os.path.abspath(scanned.folder)
-        for path, split, offset in zip(paths, splits, offsets, strict=True):
-            row = len(self.samples)
+        folder, short_paths, missing_rows = os.path.abspath(scanned.folder), list[str](), list[int]()
+        sizes, times, path_hashes = array("q"), array("q"), array("q")
+        for row, path in enumerate(paths, scanned.first):
             if reason := _path_problem(path):
-                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=scanned.row_name(offset, row))
-            short_path, full_path = _normalize(folder, path)
-            status = status_of(os.path.join(scanned.folder, short_path))
-            for spelling in () if status is not None else _spellings(path):
-                other_path, other_full_path = _normalize(folder, spelling)
-                if (status := status_of(os.path.join(scanned.folder, other_path))) is not None:
-                    short_path, full_path = other_path, other_full_path
-                    break
-            path_hashes.append(hash(full_path))
+                where = scanned.row_name(offsets[row - scanned.first], row)
+                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
+            short_path, full_path, status = _find_file(folder, path)
             if status is None:
                 missing_rows.append(row)
             size, modified_ns = status or (-1, 0)
-            self.samples.add(f"{part.prefix}{short_path}", size, modified_ns, offset, split)
+            sizes.append(size)
+            times.append(modified_ns)
+            short_paths.append(f"{part.prefix}{short_path}")
+            path_hashes.append(hash(full_path))
+        self.samples.add_files(short_paths, splits, sizes, times, offsets)
         if not part.is_dataset:
             self._check_unique(column, path_hashes)
         if missing_rows:
-            self._warn_of_missing(part, missing_rows, len(paths))
+            self._warn_of_missing(part, rows, missing_rows)
 
     def _check_unique(self, column: str, path_hashes: Sequence[int]) -> None:
         """Raise SourceError if two rows of the last part name one picture, by hashes of absolute paths."""
@@ -435,12 +417,12 @@ class _RowList:
             path=self.row_name(second),
         )
 
-    def _warn_of_missing(self, part: RowPart, missing_rows: Sequence[int], count: int) -> None:
+    def _warn_of_missing(self, part: RowPart, rows: Rows, missing_rows: Sequence[int]) -> None:
         """Warn of rows of the last part without a picture; SourceError if none of its rows has one."""
         scanned, first_missing = self.parts[-1], self.row_name(missing_rows[0])
         missing_file = scanned.file_of(self.samples.path(missing_rows[0]))
-        if len(missing_rows) < count:
-            number = f"{quantity(len(missing_rows), 'row')} of {count:,} without a picture"
+        if len(missing_rows) < rows.count:
+            number = f"{quantity(len(missing_rows), 'row')} of {rows.count:,} without a picture"
             self.warnings.append(f"{scanned.name}: {number}; the first is {first_missing}: {missing_file!r}")
             return
         remedy = (
@@ -449,7 +431,7 @@ class _RowList:
         )
         if part.is_dataset:
             remedy = "check the folder of the dataset"
-        for column in part.reader.columns():
+        for column in rows.columns:
             if column.has_pictures:
                 remedy += f"; or take the bytes in {column.name!r}: --image {column.name}"
         raise SourceError(
@@ -462,12 +444,6 @@ class _RowList:
 def _as_list(column: Sequence[Any]) -> Sequence[Any]:
     """Return the values of an Arrow array as a list, and a list as it is."""
     return column.to_pylist() if hasattr(column, "to_pylist") else column
-
-
-def _join(columns: Sequence[Mapping[str, Sequence[Any]]], name: str) -> Sequence[Any]:
-    """Return one column of all parts."""
-    parts = [part_columns[name] for part_columns in columns]
-    return parts[0] if len(parts) == 1 else list(chain.from_iterable(map(_as_list, parts)))
 
 
 # --- files that rows name ---
@@ -499,14 +475,29 @@ def _path_problem(path: Any) -> str | None:
     return None
 
 
-def _normalize(folder: str, path: str) -> tuple[str, str]:
-    """Return a row's path without `.`, `..` and double slashes, and the absolute path of the file.
-
-    A path whose `..` follows a link elsewhere, or a missing folder, is returned as it is written.
+def _find_file(folder: str, path: str) -> tuple[str, str, tuple[int, int] | None]:
+    """Return a path in its shortest form, the absolute one, and the status of the file; None without a file.
 
     Args:
         folder: absolute path of the folder that `path` is relative to.
     """
+    short_path, full_path = _normalize(folder, path)
+    if (status := status_of(full_path)) is not None:
+        return short_path, full_path, status
+    for spelling in _spellings(path):
+        other_path, other_full_path = _normalize(folder, spelling)
+        if (status := status_of(other_full_path)) is not None:
+            return other_path, other_full_path, status
+    return short_path, full_path, None
+
+
+def _normalize(folder: str, path: str) -> tuple[str, str]:
+    """Return a row's path without `.`, `..` and double slashes, and the absolute path of the file.
+
+    A path whose `..` follows a link to another folder, or a missing folder, is returned as it is written.
+    """
+    if not _EMPTY_OR_DOTS.search(path):
+        return path, f"{folder}/{path}"
     short_path = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
     if ".." in path.split("/"):
         joined_path = os.path.join(folder, path)
@@ -531,187 +522,137 @@ def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -
 # --- CSV and JSON lines ---
 
 
-@dataclass(frozen=True, slots=True)
-class CsvReader:
-    """Reader of a CSV or TSV, see `RowReader`; Arrow parses it, and all cells stay text.
+def read_csv(name: str) -> Rows:
+    """Read a CSV or TSV; Arrow parses it, and all cells stay text.
 
-    Attributes:
-        name: path of the table.
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+        SourceError: the file cannot be read, is no text, or a row has more or fewer cells than the header.
     """
+    pyarrow = import_pyarrow(name)
+    from pyarrow import csv as arrow_csv
 
-    name: str
-
-    is_text = True
-
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo(name) for name in _Csv(self.name).header]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        pyarrow = import_pyarrow(self.name)
-        from pyarrow import csv as arrow_csv
-
-        table = _Csv(self.name)
-        content, lines = table.content, table.find_lines()
-        keys = {name: f"f{table.header.index(name)}" for name in names}
-        if table.has_spaces:
-            content = table.without_spaces()
-        try:
-            rows = arrow_csv.read_csv(
-                io.BytesIO(content),
-                arrow_csv.ReadOptions(
-                    autogenerate_column_names=True, block_size=_CSV_BLOCK_BYTES, use_threads=False
-                ),
-                arrow_csv.ParseOptions(delimiter=table.delimiter, newlines_in_values=True),
-                arrow_csv.ConvertOptions(
-                    include_columns=list(keys.values()) or ["f0"],
-                    column_types=dict.fromkeys(keys.values(), pyarrow.string()),
-                ),
-            )
-        except pyarrow.ArrowException as error:
-            for _ in table.records():  # its error has the line
-                pass
-            raise SourceError(f"not CSV ({' '.join(str(error).split())[:200]})", path=self.name) from error
-        if rows.num_rows != len(lines):
-            raise SourceError(
-                f"has {len(lines):,} or {rows.num_rows:,} rows, depending on how its quotes are read",
-                path=self.name,
-                remedy="save it again, or as JSON lines",
-            )
-        rows = rows.slice(1)  # behind the header
-        columns = {name: rows.column(key) for name, key in keys.items()}
-        return RowColumns(rows.num_rows, columns, np.array(lines[1:], np.int64))
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        raise NotImplementedError("a CSV has the paths of pictures")
-
-
-class _Csv:
-    """Text of a CSV.
-
-    Attributes:
-        content: text in UTF-8.
-        delimiter: what separates the cells.
-        has_spaces: whether spaces in front of cells are no part of them.
-        header: names of the columns.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self.content = name, _read_text(name)
-        first_line = next(iter(self.content[:_BUFFER_BYTES].splitlines()), b"").decode(errors="replace")
-        self.delimiter = find_delimiter(first_line, DELIMITERS[Path(name).suffix.lower()])
-        self.has_spaces = f"{self.delimiter} " in first_line
-        self.header: list[str] = []
-        _, header = next(self.records(), (0, []))
-        if not header:
-            raise SourceError("is empty; expected a first line with the names of its columns", path=name)
-        self.header = [column.strip() for column in header]
-
-    def records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield header and rows: the line that each begins in, and its cells.
-
-        Raises:
-            SourceError: a quote is not closed, or a row has more or fewer cells than the header.
-        """
-        reader = csv.reader(
-            io.StringIO(self.content.decode(), newline=""),
-            delimiter=self.delimiter,
-            skipinitialspace=self.has_spaces,
-            strict=True,
-        )
-        row = -1  # the header
-        while True:
-            line = reader.line_num + 1
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise SourceError(
-                    f"not CSV ({error})",
-                    path=f"{self._name}, line {line:,}",
-                    remedy=(
-                        f"close every quote, double those within quotes, and write cells of over "
-                        f"{csv.field_size_limit():,} characters as JSON lines"
-                    ),
-                ) from error
-            if not cells:
-                continue  # a blank line
-            if self.header and len(cells) != len(self.header):
-                raise SourceError(
-                    f"expected {len(self.header)} cells as in the header, got {len(cells)}",
-                    path=f"{self._name}, line {line:,} (id {row})",
-                    remedy="put quotes around a cell that has the separator or a line break in it",
-                )
-            row += 1
-            yield line, cells
-
-    def find_lines(self) -> list[int]:
-        """Return the lines that header and rows begin in, from 1; those in quotes may have several."""
-        if b'"' in self.content:
-            return [line for line, _ in self.records()]
-        return [number for number, line in enumerate(self.content.splitlines(), 1) if line]
-
-    def without_spaces(self) -> bytes:
-        """Return the content without the spaces in front of cells."""
+    content = _read_text(name)
+    first_line = next(iter(content[:_MAX_HEADER_BYTES].splitlines()), b"").decode(errors="replace")
+    delimiter = find_delimiter(first_line, DELIMITERS[Path(name).suffix.lower()])
+    has_spaces = f"{delimiter} " in first_line
+    dialect = {"delimiter": delimiter, "skipinitialspace": has_spaces}
+    _, header = next(_records(name, content, dialect), (0, []))
+    if not header:
+        raise SourceError("is empty; expected a first line with the names of its columns", path=name)
+    lines = [line for line, text in enumerate(content.splitlines(), 1) if text]
+    if b'"' in content:  # a cell may have several lines
+        lines = [line for line, _ in _records(name, content, dialect)]
+    if has_spaces:  # Arrow takes them for a part of the cell
         text = io.StringIO(newline="")
-        csv.writer(text, delimiter=self.delimiter).writerows(cells for _, cells in self.records())
-        return text.getvalue().encode()
+        csv.writer(text, delimiter=delimiter).writerows(
+            cells for _, cells in _records(name, content, dialect)
+        )
+        content = text.getvalue().encode()
+    keys = [f"f{number}" for number in range(len(header))]
+    try:
+        table = arrow_csv.read_csv(
+            io.BytesIO(content),
+            arrow_csv.ReadOptions(
+                autogenerate_column_names=True, block_size=_CSV_BLOCK_BYTES, use_threads=False
+            ),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(keys, pyarrow.string())),
+        )
+    except pyarrow.ArrowException as error:
+        for _ in _records(name, content, dialect):  # its error has the line
+            pass
+        raise SourceError(f"not CSV ({' '.join(str(error).split())[:200]})", path=name) from error
+    if table.num_rows != len(lines):
+        raise SourceError(
+            f"has {len(lines):,} or {table.num_rows:,} rows, depending on how its quotes are read",
+            path=name,
+            remedy="save it again, or as JSON lines",
+        )
+    names = [column.strip() for column in header]
+    columns = dict(zip(names, table.slice(1).columns, strict=True))  # behind the header
+    return Rows(
+        name,
+        [ColumnInfo(column) for column in names],
+        table.num_rows - 1,
+        lambda wanted: {column: columns[column] for column in wanted},
+        lines=np.array(lines[1:], np.int64),
+        is_text=True,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class JsonLinesReader:
-    """Reader of JSON lines, see `RowReader`; the attribute is that of `CsvReader`.
+def _records(name: str, content: bytes, dialect: Mapping[str, Any]) -> Iterator[tuple[int, list[str]]]:
+    """Yield header and rows of a CSV as Python's own parser reads them: first line, and cells.
+
+    Raises:
+        SourceError: a quote is not closed, or a row has more or fewer cells than the header.
+    """
+    reader = csv.reader(io.StringIO(content.decode(), newline=""), strict=True, **dialect)
+    count, row = 0, -1
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise SourceError(
+                f"not CSV ({error})",
+                path=f"{name}, line {line:,}",
+                remedy=(
+                    f"close every quote, double those within quotes, and write cells of over "
+                    f"{csv.field_size_limit():,} characters as JSON lines"
+                ),
+            ) from error
+        if not cells:
+            continue  # a blank line
+        count = count or len(cells)
+        if len(cells) != count:
+            raise SourceError(
+                f"expected {count} cells as in the header, got {len(cells)}",
+                path=f"{name}, line {line:,} (id {row})",
+                remedy="put quotes around a cell that has the separator or a line break in it",
+            )
+        row += 1
+        yield line, cells
+
+
+def read_json_lines(name: str) -> Rows:
+    """Read JSON lines: one object per line.
 
     Arrow's own reader would refuse a table for two types in a column that nobody asked for, and take text
     that looks like a date for a time.
+
+    Raises:
+        SourceError: the file cannot be read, is no text, or a line is no object.
     """
-
-    name: str
-
-    is_text = False
-
-    def columns(self) -> list[ColumnInfo]:
-        # all lines are read, since any may have a key that no line before it has
-        names = dict.fromkeys(chain.from_iterable(values for _, values in self._objects()))
-        if not names:
-            raise SourceError("is empty; expected one JSON object per line", path=self.name)
-        return [ColumnInfo(name) for name in names]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        lines, columns = list[int](), {name: list[Any]() for name in names}
-        for line, values in self._objects():
-            lines.append(line)
-            for name, column in columns.items():
-                column.append(values.get(name))
-        return RowColumns(len(lines), columns, np.array(lines, np.int64))
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        raise NotImplementedError("JSON lines have the paths of pictures")
-
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield number and object of each line that is not blank."""
-        decode = msgspec.json.Decoder().decode
-        for line, text in enumerate(_read_text(self.name).splitlines(), 1):
-            if not text or text.isspace():
-                continue
-            try:
-                value = decode(text)
-            except msgspec.DecodeError:
-                value = self._decode(text, line)
-            if not isinstance(value, dict):
-                raise SourceError(
-                    'is not a JSON object; expected one per line: {"path": "a.jpg"}',
-                    path=f"{self.name}, line {line:,}",
-                )
-            yield line, value
-
-    def _decode(self, text: bytes, line: int) -> Any:
-        """Decode a line that msgspec refuses: Python also takes NaN, and its errors say more."""
+    decode = msgspec.json.Decoder().decode
+    lines, objects = list[int](), list[dict[str, Any]]()
+    for line, text in enumerate(_read_text(name).splitlines(), 1):
+        if not text or text.isspace():
+            continue
+        where = f"{name}, line {line:,}"
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reason = f"not JSON ({error}); expected one object per line"
-            raise SourceError(reason, path=f"{self.name}, line {line:,}") from error
+            value = decode(text)
+        except msgspec.DecodeError:
+            try:
+                value = json.loads(text)  # takes NaN, too, and its errors say more
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"not JSON ({error}); expected one object per line", path=where) from error
+        if not isinstance(value, dict):
+            raise SourceError('is not a JSON object; expected one per line: {"path": "a.jpg"}', path=where)
+        lines.append(line)
+        objects.append(value)
+    names = dict.fromkeys(chain.from_iterable(objects))
+    if not names:
+        raise SourceError("is empty; expected one JSON object per line", path=name)
+    return Rows(
+        name,
+        [ColumnInfo(column) for column in names],
+        len(objects),
+        lambda wanted: {column: [value.get(column) for value in objects] for column in wanted},
+        lines=np.array(lines, np.int64),
+    )
 
 
 @contextmanager
@@ -777,6 +718,34 @@ def import_pyarrow(user: str) -> Any:
     return pyarrow
 
 
+def read_arrow(name: str, folder: str) -> Rows:
+    """Open a Parquet file, or one of Arrow's own.
+
+    Args:
+        name: path of the file.
+        folder: folder that the `path` of a picture without bytes is relative to.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+        SourceError: the file is none of these, or damaged.
+    """
+    pyarrow = import_pyarrow(name)
+    with _open_arrow_file(name) as file:
+        columns = [
+            ColumnInfo(column.name, _class_names(file.schema, column.name), _has_bytes(column.type))
+            for column in file.schema
+        ]
+        count = sum(batch.num_rows for batch in file.read([], _BATCH_ROWS))
+
+    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+        with _open_arrow_file(name) as file:
+            batches = list(file.read(wanted, _BATCH_ROWS))
+            arrays = {column: [batch.column(column) for batch in batches] for column in wanted}
+            return {column: pyarrow.chunked_array(arrays[column]) if batches else [] for column in wanted}
+
+    return Rows(name, columns, count, read, partial(_open_pictures, name, folder))
+
+
 class _ArrowFile(NamedTuple):
     """A file whose columns Arrow reads.
 
@@ -791,66 +760,22 @@ class _ArrowFile(NamedTuple):
     mapped: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrowReader:
-    """Reader of a Parquet file, or of one of Arrow's own, see `RowReader`.
-
-    Attributes:
-        name: path of the file.
-        folder: folder that the `path` of a picture without bytes is relative to.
-    """
-
-    name: str
-    folder: str
-
-    is_text = False
-
-    def columns(self) -> list[ColumnInfo]:
-        with self.open() as file:
-            return [
-                ColumnInfo(column.name, _class_names(file.schema, column.name), _has_bytes(column.type))
-                for column in file.schema
-            ]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        pyarrow = import_pyarrow(self.name)
-        with self.open() as file:
-            batches = list(file.read(names, _BATCH_ROWS))
-            columns = {name: [batch.column(name) for batch in batches] for name in names}
-            values = {
-                name: pyarrow.chunked_array(arrays) if arrays else [] for name, arrays in columns.items()
-            }
-            return RowColumns(sum(batch.num_rows for batch in batches), values)
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        status = os.stat(self.name)
-        pictures = _find_pictures(self, column, status.st_size, status.st_mtime_ns)
-        if not os.path.exists(pictures.path):  # the staging folder was cleaned up meanwhile
-            _find_pictures.cache_clear()
-            pictures = _find_pictures(self, column, status.st_size, status.st_mtime_ns)
-        return pictures
-
-    @contextmanager
-    def open(self) -> Iterator[_ArrowFile]:
-        """Open the file.
-
-        Raises:
-            MissingDependencyError: pyarrow is not installed.
-            SourceError: the file is none of these, or damaged; also if it is read in the block.
-        """
-        pyarrow = import_pyarrow(self.name)
-        with _open_table(self.name) as file:
-            try:
-                yield (_open_parquet if is_parquet(self.name) else _open_arrow)(self.name, file)
-            except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-                reason = " ".join(str(error).split())[:200]
-                kind = "Parquet" if is_parquet(self.name) else "an Arrow file"
-                raise SourceError(
-                    f"not {kind} that can be read ({reason})", path=self.name, remedy="write it again"
-                ) from error
+@contextmanager
+def _open_arrow_file(name: str) -> Iterator[_ArrowFile]:
+    """Open the file; SourceError if it cannot be read, also in the block."""
+    pyarrow = import_pyarrow(name)
+    with _open_table(name) as file:
+        try:
+            yield _open_parquet(file) if is_parquet(name) else _open_arrow(name, file)
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+            kind = "Parquet" if is_parquet(name) else "an Arrow file"
+            reason = " ".join(str(error).split())[:200]
+            raise SourceError(
+                f"not {kind} that can be read ({reason})", path=name, remedy="write it again"
+            ) from error
 
 
-def _open_parquet(name: str, file: BinaryIO) -> _ArrowFile:
+def _open_parquet(file: BinaryIO) -> _ArrowFile:
     from pyarrow import parquet
 
     opened = parquet.ParquetFile(
@@ -880,7 +805,7 @@ def _open_arrow(name: str, file: BinaryIO) -> _ArrowFile:
     schema = open_reader(mapped).schema
 
     def read(names: Sequence[str], row_count: int) -> Iterator[Any]:
-        indices = [schema.get_field_index(column) for column in names]
+        indices = [schema.get_field_index(column) for column in names] or [0]  # none would be all
         options = pyarrow.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
         reader = open_reader(mapped, options=options)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if has_index else reader
@@ -941,29 +866,38 @@ class _PicturesInFile:
         return data
 
 
+def _open_pictures(name: str, folder: str, column: str) -> _PicturesInFile:
+    """Find the pictures in a column of Parquet or of an Arrow file."""
+    status = os.stat(name)
+    pictures = _find_pictures(name, folder, column, status.st_size, status.st_mtime_ns)
+    if not os.path.exists(pictures.path):  # the staging folder was cleaned up meanwhile
+        _find_pictures.cache_clear()
+        pictures = _find_pictures(name, folder, column, status.st_size, status.st_mtime_ns)
+    return pictures
+
+
 @cache
-def _find_pictures(reader: ArrowReader, column: str, file_bytes: int, modified_ns: int) -> _PicturesInFile:
+def _find_pictures(name: str, folder: str, column: str, file_bytes: int, modified_ns: int) -> _PicturesInFile:
     """Find the pictures in a column, once for each size and time of the table; copy them if they are packed.
 
     Raises:
         SourceError: the disk has no room for the copy.
     """
-    if not is_parquet(reader.name):
-        pictures = _locate_pictures(reader, column, None)
-        if pictures is not None:
-            return pictures
-    folder = staging.folder()
+    pictures = None if is_parquet(name) else _locate_pictures(name, folder, column, None)
+    if pictures is not None:
+        return pictures
+    staging_folder = staging.folder()
     with (
         os_errors_as(
             SourceError,
-            f"its pictures cannot be copied into {folder.parent}",
+            f"its pictures cannot be copied into {staging_folder.parent}",
             "set TMPDIR to a folder on a larger disk",
-            path=reader.name,
+            path=name,
         ),
-        tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
+        tempfile.NamedTemporaryFile(dir=staging_folder, delete=False) as copy,
     ):
         try:
-            pictures = _locate_pictures(reader, column, copy)
+            pictures = _locate_pictures(name, folder, column, copy)
         except BaseException:
             os.unlink(copy.name)
             raise
@@ -971,7 +905,7 @@ def _find_pictures(reader: ArrowReader, column: str, file_bytes: int, modified_n
     return pictures
 
 
-def _locate_pictures(reader: ArrowReader, column: str, copy: Any) -> _PicturesInFile | None:
+def _locate_pictures(name: str, folder: str, column: str, copy: Any) -> _PicturesInFile | None:
     """Return where the pictures in a column lie: in `copy`, to which they are written, or in the table.
 
     None if there is no copy, and the table is compressed.
@@ -980,7 +914,7 @@ def _locate_pictures(reader: ArrowReader, column: str, copy: Any) -> _PicturesIn
 
     starts, sizes, files = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], dict[int, str]()
     first_row = 0
-    with reader.open() as file:
+    with _open_arrow_file(name) as file:
         for batch in file.read([column], _BATCH_PICTURES):
             pictures: Any = batch.column(column)
             paths: Any = None
@@ -1002,15 +936,15 @@ def _locate_pictures(reader: ArrowReader, column: str, copy: Any) -> _PicturesIn
             starts.append(offsets[:-1] + shift)
             sizes.append(np.where(has_none, -1, np.diff(offsets)))
             for row in np.flatnonzero(has_none).tolist() if paths is not None else ():
-                path = os.path.join(reader.folder, paths[row].as_py() or "")
+                path = os.path.join(folder, paths[row].as_py() or "")
                 if (file_status := status_of(path)) is not None:
                     files[first_row + row], sizes[-1][row] = path, file_status[0]
             first_row += len(pictures)
     if copy is not None:
         copy.flush()
-    status = os.stat(reader.name if copy is None else copy.name)
+    status = os.stat(name if copy is None else copy.name)
     return _PicturesInFile(
-        path=reader.name if copy is None else copy.name,
+        path=name if copy is None else copy.name,
         scanned_status=(status.st_size, status.st_mtime_ns),
         starts=np.concatenate(starts),
         sizes=np.concatenate(sizes),
@@ -1031,43 +965,19 @@ def saved_files(folder: Path) -> dict[str, str]:
     Raises:
         SourceError: the folder is damaged.
     """
-    splits = [""] if (folder / _SAVED_DATASET).is_file() else []
-    if (folder / _SAVED_SPLITS).is_file():
-        splits = _read_json(folder / _SAVED_SPLITS, _SavedSplits).splits
-    split_of: dict[str, str] = {}
-    for split in splits:
-        state = _read_json(folder / split / _SAVED_DATASET, _SavedState)
-        split_of |= {os.path.join(split, file.filename): split for file in state.data_files}
+    has_splits = (folder / _SAVED_SPLITS).is_file()
+    if not has_splits and not (folder / _SAVED_DATASET).is_file():
+        return {}
+    path, split_of = folder / _SAVED_SPLITS, dict[str, str]()
+    try:
+        for split in json.loads(path.read_bytes())["splits"] if has_splits else [""]:
+            path = folder / split / _SAVED_DATASET
+            for file in json.loads(path.read_bytes())["_data_files"]:
+                split_of[os.path.join(split, file["filename"])] = split
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SourceError(
+            f"not what save_to_disk wrote, or damaged ({' '.join(str(error).split())[:200]})",
+            path=path,
+            remedy="save it again",
+        ) from error
     return split_of
-
-
-class _SavedSplits(msgspec.Struct):
-    """Content of `dataset_dict.json`."""
-
-    splits: list[str]
-
-
-class _SavedFile(msgspec.Struct):
-    """Entry of `state.json`."""
-
-    filename: str
-
-
-class _SavedState(msgspec.Struct):
-    """Content of `state.json`, of which only the files count."""
-
-    data_files: list[_SavedFile] = msgspec.field(name="_data_files")
-
-
-_T = TypeVar("_T")
-
-
-def _read_json(path: Path, content_type: type[_T]) -> _T:
-    """Read a file of Hugging Face's library; SourceError if it is damaged."""
-    with _open_table(str(path)) as file:
-        try:
-            return msgspec.json.decode(file.read(), type=content_type)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"not what save_to_disk wrote, or damaged ({error})", path=path, remedy="save it again"
-            ) from error

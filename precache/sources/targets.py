@@ -578,11 +578,13 @@ def _read_distinct(
     else:
         values, target = _split_texts(values, options.separator, target), "classes"
     chosen = _choose_target(values, target, class_names)
-    if chosen != "number" and values is not cells and _is_number(values[0]):
+    if chosen == "number":
+        labels = _number_labels(values)
+    elif values is not cells and _is_number(values[0]):
         # classes are named as the cells are written: 1.10 stays 1.10
-        labels = _ENCODERS[chosen]([_NumberText(cell) for cell in cells])
+        labels = _class_labels([_NumberText(cell) for cell in cells], chosen)
     else:
-        labels = _ENCODERS[chosen](values)
+        labels = _class_labels(values, chosen)
     if class_names is not None and chosen != "number":
         return _index_class_names(values, labels, class_names)
     notes = list(_notes_on_target(values, labels)) if target is None else []
@@ -703,38 +705,35 @@ class _NumberText(str):
         return (Decimal(self), str(self)) < (Decimal(other), str(other))
 
 
-def _class_labels(values: Sequence[Any]) -> Labels:
-    """Return labels that are one class each."""
-    for row, value in enumerate(values):
-        if isinstance(value, list | tuple):
+def _class_labels(values: Sequence[Any], target: str) -> Labels:
+    """Return labels that are one class each, or any number of classes."""
+    lists = [_label_parts(value) for value in values]
+    first = next((parts[0] for parts in lists if parts), "")
+    for row, (value, parts) in enumerate(zip(values, lists, strict=True)):
+        if target == "class" and isinstance(value, list | tuple):
             raise ValueOfRowError(
                 row, f"{short_repr(value)} is a list; --target classes takes several classes"
             )
-    names, index_of = _sorted_classes(values)
-    return Labels("class", names, np.array([index_of[value] for value in values], np.int64))
-
-
-def _classes_labels(values: Sequence[Any]) -> Labels:
-    """Return labels that are any number of classes each."""
-    lists = [_label_parts(value) for value in values]
-    for row, parts in enumerate(lists):
-        is_mixed = len({isinstance(part, str) for part in parts}) > 1
-        if is_mixed or not all(map(_is_class, parts)):
+        if not all(map(_is_class, parts)) or len({isinstance(part, str) for part in parts}) > 1:
             raise ValueOfRowError(
-                row, f"{short_repr(parts)} is not a list of classes: text alone, or numbers"
+                row, f"{short_repr(value)} is not a list of classes: text alone, or numbers"
             )
-    all_parts = [part for parts in lists for part in parts]
-    if not all_parts:
-        raise ValueOfRowError(0, "is empty, and so are all others; expected classes")
-    for row, parts in enumerate(lists):
-        if parts and isinstance(parts[0], str) != isinstance(all_parts[0], str):
-            examples = f"{short_repr(parts)} and {short_repr([all_parts[0]])}"
+        if parts and isinstance(parts[0], str) != isinstance(first, str):
+            examples = f"{short_repr(value)} and {short_repr(first)}"
             raise ValueOfRowError(row, f"mixed label types: {examples}; write all in one way")
-    names, index_of = _sorted_classes(all_parts)
+    if not any(lists):
+        raise ValueOfRowError(0, "is empty, and so are all others; expected classes")
+    classes = sorted({part for parts in lists for part in parts})
+    index_of = {value: index for index, value in enumerate(classes)}  # 1.0 and 1 are one
     indices = [sorted({index_of[part] for part in parts}) for parts in lists]
-    ends = np.cumsum([len(row_indices) for row_indices in indices], dtype=np.int64)
     flat = np.array([index for row_indices in indices for index in row_indices], np.int64)
-    return Labels("classes", names, np.full(len(values), -1), Column(flat, ends))
+    names = tuple(
+        str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in classes
+    )
+    if target == "class":
+        return Labels(target, names, flat)
+    ends = np.cumsum([len(row_indices) for row_indices in indices], dtype=np.int64)
+    return Labels(target, names, np.full(len(values), -1), Column(flat, ends))
 
 
 def _number_labels(values: Sequence[Any]) -> Labels:
@@ -764,14 +763,6 @@ def _number_labels(values: Sequence[Any]) -> Labels:
     return Labels("number", (), np.full(len(values), -1), Column(numbers))
 
 
-_ENCODERS: dict[str, Callable[[Sequence[Any]], Labels]] = {
-    "class": _class_labels,
-    "classes": _classes_labels,
-    "number": _number_labels,
-}
-"""Function that makes the labels of each target."""
-
-
 def _label_parts(value: Any) -> list[Any]:
     """Return the classes of one label: the items of a list, or the value itself; none if it is empty."""
     if isinstance(value, list | tuple):
@@ -784,15 +775,6 @@ def _is_class(part: Any) -> bool:
     if isinstance(part, str):
         return bool(part.strip())
     return isinstance(part, int | float) and math.isfinite(part)
-
-
-def _sorted_classes(values: Iterable[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """Return the distinct classes in their order, as text, and the index of each; 1.0 and 1 are one."""
-    classes = sorted(set(values))
-    names = [
-        str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in classes
-    ]
-    return tuple(names), {value: index for index, value in enumerate(classes)}
 
 
 def _index_class_names(values: Sequence[Any], labels: Labels, class_names: tuple[str, ...]) -> Labels:

@@ -1,39 +1,25 @@
-"""A new kind of rows as a source: it needs a `RowReader`, and nothing else."""
+"""A new kind of rows as a source: it needs a function that opens it, and nothing else."""
 
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.sources.table import RowColumns, RowPart, RowSource, StoredPictures
+from precache.sources.table import RowPart, Rows, RowSource
 from precache.sources.targets import ColumnInfo
 from tests.conftest import small_recipe
 from tests.precache.sources.tars import files_of, read_shards
 
 
 @dataclass(frozen=True)
-class SqliteReader:
-    """Reader of the table `pictures` in a SQLite database."""
+class SqlitePictures:
+    """Pictures in the table `pictures` of a SQLite database, see `StoredPictures`."""
 
     file: Path
-    is_text = False
     sizes = None
-
-    @property
-    def name(self) -> str:
-        return str(self.file)
-
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo("image", has_pictures=True), ColumnInfo("label"), ColumnInfo("caption")]
-
-    def read_columns(self, names: Sequence[str]) -> RowColumns:
-        with sqlite3.connect(self.file) as database:
-            rows = database.execute(f"SELECT {','.join(names)} FROM pictures").fetchall()
-        return RowColumns(len(rows), dict(zip(names, zip(*rows, strict=True), strict=True)))
-
-    def open_pictures(self, column: str) -> StoredPictures:
-        return self
 
     def read(self, row: int, where: str, max_pixels: int) -> bytes:
         with sqlite3.connect(self.file) as database:
@@ -42,7 +28,21 @@ class SqliteReader:
         return bytes(picture)
 
 
-def test_a_row_reader_converts_to_the_shards_of_its_tree(
+def open_sqlite(file: Path) -> Rows:
+    """Open the table `pictures` of a SQLite database."""
+    with sqlite3.connect(file) as database:
+        (count,) = database.execute("SELECT COUNT(*) FROM pictures").fetchone()
+
+    def read(names: Sequence[str]) -> dict[str, Sequence[Any]]:
+        with sqlite3.connect(file) as database:
+            rows = database.execute(f"SELECT {','.join(names)} FROM pictures").fetchall()
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+    columns = [ColumnInfo("image", has_pictures=True), ColumnInfo("label"), ColumnInfo("caption")]
+    return Rows(str(file), columns, count, read, lambda column: SqlitePictures(file))
+
+
+def test_a_new_kind_of_rows_converts_to_the_shards_of_its_tree(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     files = files_of(raw_tree)
@@ -51,8 +51,8 @@ def test_a_row_reader_converts_to_the_shards_of_its_tree(
         rows = [(files[name], name.split("/")[0], f"of {name}") for name in sorted(files)]
         database.executemany("INSERT INTO pictures VALUES (?, ?, ?)", rows)
     options = SourceOptions(fields=("caption",))
-    reader = SqliteReader(tmp_path / "pictures.db")
-    source = RowSource(reader.file, (reader.file,), (RowPart(reader),), options)
+    file = tmp_path / "pictures.db"
+    source = RowSource(file, (file,), (RowPart(partial(open_sqlite, file)),), options)
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
     assert read_shards(tmp_path / "out") == read_shards(converted["shards"]) != []
     index = open_dataset(tmp_path / "out").read_index()

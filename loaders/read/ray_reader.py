@@ -13,7 +13,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -40,14 +39,13 @@ Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Description of a loader for a node; `folder` is the one that relative paths start from."""
+    """Description of a loader for a node."""
 
-    folder: str
+    origin: connector.Origin
     backend: str
     spec: LoaderSpec
     data: SplitData
     crops: Crops
-    versions: dict[str, str]
 
 
 _EMPTY_REQUEST = Request(0, np.empty(0, np.int64))
@@ -97,10 +95,7 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     job: _Job = ray.get(reference)
-    with suppress(OSError):  # without this folder the data's relative path is missing, too: found below
-        os.chdir(job.folder)
-    node = connector.this_node()
-    connector.check_versions(node, versions(), job.versions)
+    node = connector.enter_node(job.origin, versions())
     connector.check_readable(node, partial(_check_same_data, job.data))
     requests: deque[Request] = deque()
     reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
@@ -153,7 +148,7 @@ class RayReader:
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MAX_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
-        job = _Job(os.getcwd(), backend, _task_spec(backend, spec), data, crops, versions())
+        job = _Job(connector.Origin.here(versions()), backend, _task_spec(backend, spec), data, crops)
         self._job = [self._ray.put(job)]
         # A probe, so that faults of the nodes are raised now and not within an epoch.
         probe = self._decode.remote(self._job, _EMPTY_REQUEST)

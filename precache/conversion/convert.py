@@ -47,8 +47,7 @@ from precache.conversion.destination import (
 from precache.conversion.shard_writer import (
     ShardTask,
     check_disk_space,
-    check_source,
-    finish_shard,
+    check_node,
     write_shard,
 )
 from precache.dataset.columns import Column
@@ -71,7 +70,6 @@ from precache.dataset.manifest import Manifest, write_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import statistics_by_split
 from precache.dataset.unfinished import (
-    CONVERSION_NAME,
     MODIFIED_NS,
     SOURCE_CHECKSUMS,
     Inputs,
@@ -462,17 +460,21 @@ def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
     run = engines.ENGINES[job.engine]
     write = partial(write_shard, scan.source)
     first_samples = [scan.samples[int(shard.rows[0])] for shard in list(waiting.values())[:1]]
-    read = partial(check_source, scan.source, first_samples)
-    with (
-        engines.prepare_nodes(job.engine, folder, CONVERSION_NAME, read) as nodes,
-        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as names,
-    ):
+    check = partial(check_node, folder, digest, scan.source, first_samples)
+    start_s, node_pictures = time.perf_counter(), Counter[str]()
+
+    def count(pictures: int, node: str = "") -> None:
+        node_pictures[node] += pictures
+        report(pictures)
+
+    with closing(run(write, tasks, workers, count, check=check)) as names:
         for name in names:
             sidecar = finished[name] = read_sidecar(folder, name, digest)
             converted += sidecar.samples
             rejected += _rejected_pictures(scan, waiting[name], sidecar)
             _check_rejects(folder, rejected, job.max_rejected)
-    job.nodes.update(nodes.units_per_s)
+    elapsed_s = time.perf_counter() - start_s
+    job.nodes.update({node: pictures / elapsed_s for node, pictures in node_pictures.items() if node})
     if problem := first_problem(folder, (file for shard in finished.values() for file in shard.files)):
         raise DatasetError(
             problem,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,6 +26,7 @@ from precache.dataset.unfinished import (
     SOURCE_CHECKSUMS,
     Sidecar,
     encode_columns,
+    read_conversion,
     sidecar_path,
 )
 from precache.engines import KILLED, Ticks
@@ -41,7 +41,7 @@ from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum
 from precache.storage import atomic_write
-from precache.storage.output import OutputFile, publish
+from precache.storage.output import publish
 
 _PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all
 _JPEG_BYTES_PER_PIXEL = {1: 0.05, 50: 0.17, 75: 0.24, 90: 0.37, 94: 0.46, 95: 0.58, 100: 1.2}
@@ -67,16 +67,14 @@ class ShardTask:
     conversion: str
 
 
-class UnpublishedShard(NamedTuple):
-    """A shard whose files have temporary names and are not durable yet, and its sidecar."""
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
+    """Write a shard: decode, resize and store the pictures of `task` from `source`.
 
-    folder: Path
-    files: list[OutputFile]
-    sidecar: Sidecar
+    Its files get their names once they are durable, its sidecar last.
 
-
-def write_shard(source: Source, task: ShardTask, tick: Ticks) -> UnpublishedShard:
-    """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
+    Returns:
+        Name of the shard.
+    """
     recipe, rendering = task.recipe, task.recipe.rendering
     sizes, checksums, source_checksums, rejected = [], [], [], []
     sums = NO_PIXELS
@@ -101,6 +99,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> UnpublishedShar
                 sums += PixelSums.from_picture(pixels)
                 writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields))
             tick()
+        tick.begin(None)  # what follows waits for the disk, and is no picture's fault
         files = writer.finish()
     except BaseException:
         writer.abandon()
@@ -119,28 +118,29 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> UnpublishedShar
         sums=sums,
         columns=encode_columns(columns),
     )
-    return UnpublishedShard(task.folder, files, sidecar)
-
-
-def finish_shard(shard: UnpublishedShard) -> str:
-    """Make a shard durable under its final names, its sidecar last: the part that waits for the disk.
-
-    Returns:
-        Name of the shard.
-    """
-    sidecar = shard.sidecar
-    if sidecar.files:
-        publish(shard.files)
+    if sizes:
+        publish(files)
     else:  # every picture was rejected
-        for file in shard.files:
+        for file in files:
             file.abandon()
-    with atomic_write(sidecar_path(shard.folder, sidecar.shard)) as opened:
+    with atomic_write(sidecar_path(task.folder, task.name)) as opened:
         opened.write(sidecar.to_json())
-    return sidecar.shard
+    return task.name
 
 
-def check_source(source: Source, refs: Sequence[SampleRef]) -> None:
-    """Read the pictures `refs`; SourceError if the source cannot be read. Damaged pictures are no error."""
+def check_node(folder: Path, conversion: str, source: Source, refs: Sequence[SampleRef]) -> None:
+    """Check that a node sees the `folder` of a conversion, and can read the pictures `refs`.
+
+    Args:
+        conversion: digest of its inputs.
+
+    Raises:
+        DatasetError: the folder is missing, or another one.
+        SourceError: the source cannot be read. Damaged pictures are no error.
+    """
+    description = read_conversion(folder)
+    if description is None or description.inputs.digest != conversion:
+        raise DatasetError("is missing there, or another folder", path=folder)
     for ref in refs:
         with suppress(ImageError):
             source.read(ref, MAX_PIXELS)

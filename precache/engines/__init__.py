@@ -1,20 +1,17 @@
 """Engines that run a plan: processes of this machine, or an existing Ray cluster.
 
-An engine is a function with the signature of `run`. Enter `engine_connection` first: its error says in one
-line what an engine lacks, before anything is planned.
+An engine is a function with the signature of `processes.run`. Enter `engine_connection` first: its error says
+in one line what an engine lacks, before anything is planned.
 """
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from precache.engines import connector, processes, ray
 from precache.engines.processes import (
     KILLED,
-    Nodes,
     Ticks,
-    accept_node,
     available_cpus,
     is_callback_error,
     mark_callback_errors,
@@ -25,8 +22,8 @@ from precache.engines.processes import (
 from precache.errors import SettingError, check_choice
 
 __all__ = [
-    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "engine_connection", "is_callback_error",
-    "mark_callback_errors", "prepare_nodes", "progress_counter", "run", "worker_count",
+    "ENGINES", "KILLED", "Ticks", "available_cpus", "engine_connection", "is_callback_error",
+    "mark_callback_errors", "progress_counter", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}
@@ -45,12 +42,3 @@ def engine_connection(engine: str, address: str | None = None) -> AbstractContex
     if address is not None:
         raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
     return nullcontext()
-
-
-def prepare_nodes(
-    engine: str, folder: Path, name: str, read: Callable[[], object]
-) -> AbstractContextManager[Nodes]:
-    """Return a context manager that gives the nodes of an engine, see `ray.prepare_nodes`."""
-    if engine == "local":
-        return nullcontext(Nodes(accept_node))
-    return ray.prepare_nodes(folder, name, read)

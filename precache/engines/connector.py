@@ -11,8 +11,8 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 from precache.errors import (
     DatasetError,
@@ -163,8 +163,29 @@ def versions() -> dict[str, str]:
     return {"precache": precache.__version__, **decoder_versions()}
 
 
-def check_versions(node: str, installed: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raise SettingError unless the versions `installed` on `node` are those of the program, `expected`."""
+class Origin(NamedTuple):
+    """Program that asks nodes to do something: its working folder and its `versions`."""
+
+    folder: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls, installed: dict[str, str]) -> "Origin":
+        """Describe this program, with the versions `installed` here."""
+        return cls(os.getcwd(), installed)
+
+
+def enter_node(origin: Origin, installed: Mapping[str, str]) -> str:
+    """Prepare this worker for what `origin` asks for; return the name of its node.
+
+    Relative paths begin in the folder of `origin` from then on.
+
+    Raises:
+        SettingError: the versions `installed` on this node are others.
+    """
+    with suppress(OSError):  # what is missing without it is found by `check_readable`
+        os.chdir(origin.folder)
+    node, expected = this_node(), origin.versions
     for name in sorted({*expected, *installed}):
         if expected.get(name) != installed.get(name):
             raise SettingError(
@@ -172,6 +193,7 @@ def check_versions(node: str, installed: Mapping[str, str], expected: Mapping[st
                 f"{expected.get(name, 'missing')} where the program runs, so bytes or pixels would differ",
                 remedy="install the same on every node",
             )
+    return node
 
 
 def check_readable(node: str, read: Callable[[], object]) -> None:

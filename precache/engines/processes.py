@@ -130,36 +130,6 @@ def is_callback_error(error: BaseException) -> bool:
     return _CALLBACK_MARK in error.__dict__
 
 
-def identity(result: Any) -> Any:
-    """Return `result`: the default of `finish`."""
-    return result
-
-
-def accept_node(node: str) -> None:
-    """Accept every node: the default of `Nodes.check`."""
-
-
-@dataclass(slots=True)
-class Nodes:
-    """The nodes of an engine that runs on other machines.
-
-    Attributes:
-        check: function called with a node's name, on that node, before its first task; raises if the node
-            cannot do the tasks.
-        units: name of a node -> units that it has done; filled by the engine.
-    """
-
-    check: Callable[[str], None]
-    units: dict[str, int] = field(default_factory=dict)
-    _start_s: float = field(default_factory=time.perf_counter)
-
-    @property
-    def units_per_s(self) -> dict[str, float]:
-        """Units per second of each node since this object was made."""
-        elapsed_s = time.perf_counter() - self._start_s
-        return {name: units / elapsed_s for name, units in self.units.items()}
-
-
 class Ticks:
     """Receiver of the progress of a task, which may number its units as it likes.
 
@@ -169,8 +139,8 @@ class Ticks:
 
     fatal: frozenset[int] = frozenset()
 
-    def begin(self, unit: int) -> None:
-        """Record which unit comes next, which is to blame if the worker dies."""
+    def begin(self, unit: int | None) -> None:
+        """Record which unit comes next, which is to blame if the worker dies; None: no unit is."""
 
     def __call__(self) -> None:
         """Count one more unit as done."""
@@ -222,17 +192,15 @@ def run(
     workers: int,
     on_progress: Callable[[int], None],
     *,
-    finish: Callable[[Any], Any] = identity,
-    nodes: Nodes | None = None,
+    check: object = None,
 ) -> Generator[Any, None, None]:
-    """Yield `finish(function(task, tick))` for each task as soon as it is done, in any order.
+    """Yield `function(task, tick)` for each task as soon as it is done, in any order.
 
-    `function` calls `tick()` once per unit of progress. Its exceptions and those of `finish` are raised here.
-    Leaving the iterator, by an exception or by closing it, ends the workers at once.
+    `function` calls `tick()` once per unit of progress. Its exceptions are raised here. Leaving the iterator,
+    by an exception or by closing it, ends the workers at once.
 
     A task whose worker died is tried again. If `function` calls `tick.begin(unit)` before each unit, a
-    unit over which a second worker dies is in `tick.fatal` from then on. A death in `finish` is not blamed on
-    a unit.
+    unit over which a second worker dies is in `tick.fatal` from then on.
 
     Args:
         function: does a task, in a worker.
@@ -240,17 +208,16 @@ def run(
         workers: processes; 0 for the calling process.
         on_progress: called with the units done since its last call; the number is negative when the units
             of a dead worker must be done again.
-        finish: turns the result of `function` into that of the task, in the worker.
-        nodes: nodes of engines on other machines; not used here.
+        check: of engines on other machines; not used here.
 
     Raises:
         WorkerError: the workers of a task died too often, and not over the same unit.
     """
     if workers > 0:
-        yield from _run_in_processes(function, tasks, workers, on_progress, finish)
+        yield from _run_in_processes(function, tasks, workers, on_progress)
         return
     for task in tasks:
-        yield finish(function(task, _CallerTicks(on_progress)))
+        yield function(task, _CallerTicks(on_progress))
 
 
 def _run_in_processes(
@@ -258,7 +225,6 @@ def _run_in_processes(
     tasks: Iterable[Task],
     workers: int,
     on_progress: Callable[[int], None],
-    finish: Callable[[Any], Any],
 ) -> Generator[Any, None, None]:
     tasks = iter(tasks)
     first_tasks = list(islice(tasks, workers))
@@ -269,7 +235,7 @@ def _run_in_processes(
     with ExitStack() as started:
         with _explain_failed_start():
             work = started.enter_context(_memory_file())
-        _write_work(work, function, finish)
+        _write_work(work, function)
         # all before the first task, because sending one may wait until its worker can read it
         idle = [started.enter_context(_Worker(work)) for _ in first_tasks]
         while True:
@@ -314,7 +280,7 @@ class _CallerTicks(Ticks):
 
 
 class _Answer(NamedTuple):
-    """Answer of a worker to a task: the result of `finish`, or the error."""
+    """Answer of a worker to a task: its result, or the error."""
 
     result: Any = None
     error: Exception | None = None
@@ -467,13 +433,13 @@ def _block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write_work(file: IO[bytes], function: Any, finish: Any) -> None:
+def _write_work(file: IO[bytes], function: Callable[..., Any]) -> None:
     """Write what workers do into a file, which `_read_work` reads."""
     try:
-        functions = pickle.dumps((function, finish))
+        pickled = pickle.dumps(function)
     except Exception as error:  # pickling runs other people's code
         raise unpicklable_error(error, "worker processes", _REMEDY) from error
-    pickle.dump((_main_module() if b"__main__" in functions else {}, functions), file)
+    pickle.dump((_main_module() if b"__main__" in pickled else {}, pickled), file)
     file.flush()
 
 
@@ -487,15 +453,15 @@ def _main_module() -> dict[str, Any]:
     return {}  # an interactive program
 
 
-def _read_work(file: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return `function` and `finish` of `run`, in a worker, from the open `file`."""
+def _read_work(file: int) -> Callable[..., Any]:
+    """Return the `function` of `run`, in a worker, from the open `file`."""
     process: Any = multiprocessing.current_process()
     process._inheriting = True  # so that the main module can start no processes, ours or others
     try:
         with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as content:
-            main, functions = pickle.loads(content)
+            main, function = pickle.loads(content)
         spawn.prepare(main)
-        return pickle.loads(functions)  # type: ignore[no-any-return]
+        return pickle.loads(function)  # type: ignore[no-any-return]
     except SystemExit:  # the main module may end its program after an error
         raise _guard_error() from None
     except PrecacheError:
@@ -537,7 +503,7 @@ def serve(parent: int, connection_file: int, memory: int, work: int) -> None:
         parent: its process id.
         connection_file: descriptor of the worker's end of the pipe.
         memory: descriptor of the memory for the worker's progress.
-        work: descriptor of the file with `function` and `finish`.
+        work: descriptor of the file with the `function`.
     """
     connection: Connection[Any, Any] = Connection(connection_file)
     sending = threading.Lock()
@@ -553,7 +519,7 @@ def serve(parent: int, connection_file: int, memory: int, work: int) -> None:
         try:
             with thread_errors():
                 threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-            function, finish = _read_work(work)
+            function = _read_work(work)
         except PrecacheError as error:
             send(_Answer(error=error))
             return
@@ -561,16 +527,13 @@ def serve(parent: int, connection_file: int, memory: int, work: int) -> None:
             os.close(descriptor)
         while True:
             task, fatal = connection.recv()
-            send(_do(task, _SharedTicks(shared, fatal), function, finish))
-
-
-def _do(task: Any, tick: "_SharedTicks", function: Callable[..., Any], finish: Callable[..., Any]) -> _Answer:
-    try:
-        result = function(task, tick)
-        tick.begin(_NO_UNIT)
-        return _Answer(finish(result))
-    except Exception as error:
-        return _Answer(error=picklable_error(error))
+            tick = _SharedTicks(shared, fatal)
+            try:
+                answer = _Answer(function(task, tick))
+            except Exception as error:
+                answer = _Answer(error=picklable_error(error))
+            tick.begin(None)
+            send(answer)
 
 
 def _end_after(parent: int) -> None:
@@ -586,8 +549,8 @@ class _SharedTicks(Ticks):
     def __init__(self, shared: _SharedProgress, fatal: frozenset[int]) -> None:
         self._shared, self.fatal = shared, fatal
 
-    def begin(self, unit: int) -> None:
-        self._shared.unit = unit
+    def begin(self, unit: int | None) -> None:
+        self._shared.unit = _NO_UNIT if unit is None else unit
 
     def __call__(self) -> None:
         self._shared.done += 1

@@ -80,12 +80,8 @@ def die_while_answering(task: Deadly, tick: Ticks) -> bytes:
     return bytes(100_000_000)
 
 
-def note_process(task: Path, tick: Ticks) -> Path:
+def note_process_and_sleep(task: Path, tick: Ticks) -> None:
     task.write_text(str(os.getpid()))
-    return task
-
-
-def sleep(task: Path) -> None:
     time.sleep(60)
 
 

@@ -14,18 +14,18 @@ import pytest
 import simplejpeg
 
 from precache import Conversion, convert
+from precache.conversion.shard_writer import check_node
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.dataset.unfinished import CONVERSION_NAME
-from precache.engines import KILLED, prepare_nodes
-from precache.errors import PrecacheError, SettingError, SourceError, WorkerError
-from precache.pictures.reading import read_picture
+from precache.dataset.unfinished import CONVERSION_NAME, read_conversion
+from precache.engines import KILLED
+from precache.engines.connector import check_readable
+from precache.errors import DatasetError, PrecacheError, SettingError, SourceError, WorkerError
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 from tests.precache.engines.conftest import wait_until
 from tests.precache.engines.slow import SlowSource, readers
-from tests.precache.sources.tars import put
 
 RECIPE = small_recipe("shards")
 
@@ -102,8 +102,8 @@ def test_shards_of_a_node_that_dies_are_written_by_another(
     assert (result.converted, removed) == (IMAGES, [node.node_id])
 
 
-def test_a_node_with_another_version_is_refused_before_the_first_shard(
-    cluster: Any, add_node: Callable[..., Any], raw_tree: Path, tmp_path: Path
+def test_a_node_with_another_version_is_refused_before_its_first_shard(
+    cluster: Any, add_node: Callable[..., Any], slow: SlowSource, tmp_path: Path
 ) -> None:
     other = tmp_path / "site" / "simplejpeg"
     shutil.copytree(Path(simplejpeg.__file__).parent, other)
@@ -112,8 +112,8 @@ def test_a_node_with_another_version_is_refused_before_the_first_shard(
     node = add_node(PYTHONPATH=f"{other.parent}{os.pathsep}{ROOT}")
     details = rf"^node [0-9.]+ \({node.node_id[:8]}\): simplejpeg .*9\.8\.7 .*{simplejpeg.__version__} "
     with pytest.raises(SettingError, match=details):
-        convert_on_ray(raw_tree, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [CONVERSION_NAME]
+        convert_on_ray(slow, tmp_path / "out")
+    assert node.node_id not in readers(slow.marks).values()
 
 
 def start_driver(cluster: Any, slow: SlowSource, out: Path) -> "subprocess.Popen[str]":
@@ -162,20 +162,28 @@ def test_the_same_command_continues_after_its_driver_ended(
     assert contents(out) == contents(converted["shards"])
 
 
-def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Path, tmp_path: Path) -> None:
-    """The check of a node runs here on folders in which a file disappears."""
-    (tmp_path / "out").mkdir()
-    picture = put(tmp_path / "source", {"1.jpg": b"a picture"}) / "1.jpg"
-    scanned_status = (picture.stat().st_size, picture.stat().st_mtime_ns)
-    read = partial(read_picture, str(picture), scanned_status=scanned_status)
-    for folder in (tmp_path / "out", tmp_path / "source"):
-        with prepare_nodes("ray", tmp_path / "out", CONVERSION_NAME, read) as nodes:
-            nodes.check("node a")
-            next(folder.iterdir()).unlink()
-            with pytest.raises(PrecacheError, match=f"^node a: .*{folder}") as raised:
-                nodes.check("node a")
-            assert "mount" in raised.value.remedy
-    assert list((tmp_path / "out").iterdir()) == []
+def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(tree: Path, tmp_path: Path) -> None:
+    """The check of a node runs here, on folders in which a file disappears."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out, source = tmp_path / "out", TreeSource(tree, 1)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tree, out, RECIPE, on_start=stop)
+    conversion = read_conversion(out)
+    assert conversion is not None
+    first = source.scan().samples[0]
+    check = partial(check_node, out, conversion.inputs.digest, source, [first])
+    check_readable("node a", check)
+    check_readable("node a", partial(check_node, out, conversion.inputs.digest, source, []))
+    with pytest.raises(DatasetError, match=f"^node a: {out}"):
+        check_readable("node a", partial(check_node, out, "another", source, []))
+    for folder, file in ((tree, tree / first.path), (out, out / CONVERSION_NAME)):
+        file.unlink()
+        with pytest.raises(PrecacheError, match=f"^node a: .*{folder}") as raised:
+            check_readable("node a", check)
+        assert "mount" in raised.value.remedy
 
 
 @pytest.mark.slow
@@ -188,7 +196,7 @@ def test_a_node_without_memory_is_an_error_that_names_shard_and_node(
     busy = ray.remote(num_cpus=1)(wait_until).remote((tmp_path / "done").exists, 100)
     add_node(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="50")
     try:
-        with pytest.raises(WorkerError, match=r"^train-0000\d: .* 2 times \(last on node"):
+        with pytest.raises(WorkerError, match=r"^train-0000\d: .* 2 times \(.* memory"):
             convert_on_ray(slow, tmp_path / "out")
     finally:
         (tmp_path / "done").touch()

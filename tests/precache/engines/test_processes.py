@@ -24,8 +24,8 @@ from tests.precache.engines.conftest import wait_until
 from tests.precache.tasks import UNITS, Deadly
 
 
-def run(function: Callable[..., Any], *tasks: Any, workers: int = 1, **settings: Any) -> list[Any]:
-    return list(engines.run(function, tasks, workers, lambda units: None, **settings))
+def run(function: Callable[..., Any], *tasks: Any, workers: int = 1) -> list[Any]:
+    return list(engines.run(function, tasks, workers, lambda units: None))
 
 
 def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done() -> None:
@@ -82,12 +82,12 @@ from precache import engines
 from tests.precache import tasks
 
 paths = [Path(path) for path in sys.argv[1:]]
-list(engines.run(tasks.note_process, paths, len(paths), print, finish=tasks.sleep))
+list(engines.run(tasks.note_process_and_sleep, paths, len(paths), print))
 """
 
 
 def test_workers_end_with_their_parent_and_not_by_ctrl_c(tmp_path: Path) -> None:
-    """The workers are in `finish`, which nothing interrupts."""
+    """Nothing interrupts the workers."""
     notes = [tmp_path / "1", tmp_path / "2"]
     with subprocess.Popen([sys.executable, "-c", PARENT, *notes], cwd=ROOT) as parent:
         wait_until(
@@ -110,9 +110,8 @@ def test_a_task_that_cannot_be_sent_is_an_error_with_a_remedy() -> None:
 
 
 def test_an_error_in_a_worker_that_cannot_be_unpickled_keeps_its_text() -> None:
-    for function, finish in ((tasks.raise_odd, None), (tasks.return_task, tasks.raise_odd)):
-        with pytest.raises(WorkerError, match=r"Odd .*: first second"):
-            run(function, 1, finish=finish)
+    with pytest.raises(WorkerError, match=r"Odd .*: first second"):
+        run(tasks.raise_odd, 1)
 
 
 def test_a_connection_error_of_a_task_is_not_taken_for_a_dead_worker() -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from torch.utils.data import DataLoader
 
 import loaders
 from loaders import ImageDataset, Reading
-from precache import open_dataset
+from loaders.read import READS
+from precache import convert, open_dataset
 from precache.errors import DatasetError, PrecacheError, StorageError
+from precache.formats import FORMATS, Format
 from precache.storage.urls import Url
 from tests.building import build_loader
 from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import upload
-from tests.conftest import OTHER_IMAGES
+from tests.conftest import OTHER_IMAGES, small_recipe
 from tests.faults.mutations import spoil
 
 QUIET: dict[str, Any] = {"batch_size": 8, "seed": 3, "device": "cpu"}
@@ -96,6 +99,30 @@ def test_a_url_serves_the_folders_batches_if_any_request_fails_once(
         assert_same(served(url, **settings, cache_dir=tmp_path / f"{number}-{fault}"), expected)
     assert storage.faults == dict.fromkeys(faults, number + 1)
     assert not cache.exists(), "another folder was given"
+
+
+def test_a_format_without_byte_ranges_is_fetched_and_read_whole(
+    raw_tree: Path, bucket: Url, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A new format is its `Format`, and a line in FORMATS: this one is of tars that nobody looks into."""
+    facts = {field.name: getattr(FORMATS["webdataset"], field.name) for field in fields(Format)}
+    for name in ("find_samples", "read_sample"):
+        del facts[name]
+    monkeypatch.setitem(FORMATS, "whole", Format(**facts))
+    monkeypatch.setitem(READS, "webdataset", ("webdataset", "whole"))
+    folders = {name: tmp_path / name for name in ("webdataset", "whole")}
+    for name, folder in folders.items():
+        convert(raw_tree, folder, small_recipe(name), workers=0)
+    url = upload(folders["whole"], bucket / "whole")
+    for settings in ({}, {"subset": FOUR, "shuffle": "window"}):
+        expected = served(folders["webdataset"], **settings)
+        assert_same(served(folders["whole"], **settings), expected)
+        assert_same(served(url, **settings), expected)
+    for path in (folders["whole"], url):
+        with pytest.raises(DatasetError, match=r"byte ranges.*loaders\.build"):
+            ImageDataset(path)[0]
+    with pytest.raises(DatasetError, match="byte ranges"):
+        convert(folders["whole"], tmp_path / "again", small_recipe("shards"), workers=0)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -243,35 +243,6 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
 
 
-def _source_word(source: Any) -> str:
-    """Return the source as a word of a command; empty for a dataset in memory."""
-    return shell_command(Path(_absolute_path(source))) if isinstance(source, (str, os.PathLike)) else ""
-
-
-def _flags(
-    recipe: Recipe, options: SourceOptions, split_list: str | os.PathLike[str] | None, max_rejects: float
-) -> str:
-    """Return the flags of the command that goes on, in any working folder."""
-    values = options.to_json()
-    for name in {"root", "ids"} & values.keys():
-        values[name] = _absolute_path(values[name])
-    if "without" in values:
-        values["without"] = [_absolute_path(path) for path in values["without"]]
-    flags = [recipe.to_flags()]
-    if split_list is not None:
-        flags = [replace(recipe, splits=DEFAULT_SPLITS).to_flags()]
-        flags.append(shell_command("--splits", Path(_absolute_path(split_list))))
-    flags.append(format_flags({name: value for name, value in values.items() if name.isidentifier()}))
-    if max_rejects != DEFAULT_MAX_REJECTS:
-        flags.append(f"--max-rejects {float(as_typed(max_rejects))}")
-    return " ".join(filter(None, flags))
-
-
-def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Return the path, to be used in any working folder."""
-    return os.path.abspath(os.path.expanduser(os.fsdecode(path)))
-
-
 def _open_and_scan(
     source: Any,
     recipe: Recipe,
@@ -290,29 +261,6 @@ def _open_and_scan(
             f"splits {recipe.splits!r} names a list file", remedy="pass the file as split_list"
         )
     return opened, scan, recipe
-
-
-@contextmanager
-def _explain_faults(destination: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
-
-    Args:
-        destination: the destination, which the error names unless the OSError names a file.
-        describe_kept: returns what is kept, once a conversion has begun.
-    """
-    try:
-        with explain_interruption(describe_kept) if describe_kept else nullcontext():
-            yield
-    except OSError as error:
-        if engines.is_callback_error(error):
-            raise
-        check_open_files(error, error.filename)
-        message = f"cannot be written ({os_reason(error)})"
-        remedy = "make room or fix permissions, then run the same command again"
-        if describe_kept is not None:
-            message += f" {describe_kept()}"
-            remedy = "make room or fix permissions first"
-        raise DatasetError(message, path=error.filename or destination, remedy=remedy) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,7 +296,7 @@ def _convert_into_folder(
         # before the lock, so that no lock file is put beside somebody else's folder
         check_empty(destination)
     with hold_lock(destination, on_wait=on_wait):
-        finish_overwrite(destination)
+        swapped = finish_overwrite(destination)
         if not is_converted(destination):
             warn_of_unfinished_overwrite(destination)
             return _carry_out(job, destination, overwrite)
@@ -356,6 +304,9 @@ def _convert_into_folder(
         if not overwrite:
             warn_of_unfinished_overwrite(destination)
             return _take_finished(job, destination)
+        if swapped:  # an earlier run of the same command may have finished it
+            with suppress(DatasetError):
+                return _take_finished(job, destination)
         check_may_be_replaced(destination)
         new, _ = overwrite_folders(destination)
         conversion = _carry_out(job, new, overwrite)
@@ -371,7 +322,7 @@ def _take_finished(job: _Job, destination: Path) -> Conversion:
 
 def _carry_out(job: _Job, folder: Path, overwrite: bool) -> Conversion:
     """Write the shards that a conversion still lacks, and commit it."""
-    begin(folder, job.conversion, overwrite=overwrite)
+    job = replace(job, conversion=begin(folder, job.conversion, overwrite=overwrite))
     finished = _find_finished(job, folder)
     with _explain_faults(folder, lambda: _kept_message(job, finished)):
         converted = _write_shards(job, folder, finished)
@@ -421,17 +372,6 @@ def _rejected_pictures(scan: Scan, plan: ShardPlan, sidecar: Sidecar) -> list[Re
     """Return the pictures of the plan that the shard lacks."""
     refs = [(scan.samples[int(plan.rows[position])], reason) for position, reason in sidecar.rejected]
     return [Rejected(ref.path, reason, ref.id) for ref, reason in refs]
-
-
-def _kept_message(job: _Job, finished: Mapping[str, Sidecar]) -> str:
-    """Return the part of an interruption's message that says how many pictures are kept."""
-    done = sum(len(shard.rows) for shard in job.plan.shards if shard.name in finished)
-    if not done:
-        return "before the first shard was finished; nothing is kept, and the same command starts again"
-    return (
-        f"after {done:,} of {quantity(len(job.scan.samples), 'picture')} were finished; these are kept, and "
-        f"the same command continues with the rest"
-    )
 
 
 def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
@@ -633,3 +573,66 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
             labels = labels[:0]
         counts[split] = tuple(np.bincount(labels, minlength=len(scan.classes)).tolist())
     return counts
+
+
+def _kept_message(job: _Job, finished: Mapping[str, Sidecar]) -> str:
+    """Return the part of an interruption's message that says how many pictures are kept."""
+    done = sum(len(shard.rows) for shard in job.plan.shards if shard.name in finished)
+    if not done:
+        return "before the first shard was finished; nothing is kept, and the same command starts again"
+    return (
+        f"after {done:,} of {quantity(len(job.scan.samples), 'picture')} were finished; these are kept, and "
+        f"the same command continues with the rest"
+    )
+
+
+@contextmanager
+def _explain_faults(destination: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
+    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
+
+    Args:
+        destination: the destination, which the error names unless the OSError names a file.
+        describe_kept: returns what is kept, once a conversion has begun.
+    """
+    try:
+        with explain_interruption(describe_kept) if describe_kept else nullcontext():
+            yield
+    except OSError as error:
+        if engines.is_callback_error(error):
+            raise
+        check_open_files(error, error.filename)
+        message = f"cannot be written ({os_reason(error)})"
+        remedy = "make room or fix permissions, then run the same command again"
+        if describe_kept is not None:
+            message += f" {describe_kept()}"
+            remedy = "make room or fix permissions first"
+        raise DatasetError(message, path=error.filename or destination, remedy=remedy) from error
+
+
+def _source_word(source: Any) -> str:
+    """Return the source as a word of a command; empty for a dataset in memory."""
+    return shell_command(Path(_absolute_path(source))) if isinstance(source, (str, os.PathLike)) else ""
+
+
+def _flags(
+    recipe: Recipe, options: SourceOptions, split_list: str | os.PathLike[str] | None, max_rejects: float
+) -> str:
+    """Return the flags of the command that goes on, in any working folder."""
+    values = options.to_json()
+    for name in {"root", "ids"} & values.keys():
+        values[name] = _absolute_path(values[name])
+    if "without" in values:
+        values["without"] = [_absolute_path(path) for path in values["without"]]
+    flags = [recipe.to_flags()]
+    if split_list is not None:
+        flags = [replace(recipe, splits=DEFAULT_SPLITS).to_flags()]
+        flags.append(shell_command("--splits", Path(_absolute_path(split_list))))
+    flags.append(format_flags({name: value for name, value in values.items() if name.isidentifier()}))
+    if max_rejects != DEFAULT_MAX_REJECTS:
+        flags.append(f"--max-rejects {float(as_typed(max_rejects))}")
+    return " ".join(filter(None, flags))
+
+
+def _absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return the path, to be used in any working folder."""
+    return os.path.abspath(os.path.expanduser(os.fsdecode(path)))

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
@@ -105,12 +106,16 @@ def is_settled(destination: Path) -> bool:
     return is_converted(destination) and not any(map(os.path.lexists, leftovers))
 
 
-def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) -> None:
+def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) -> UnfinishedConversion:
     """Begin a conversion in an empty or missing folder, or prepare to go on with an unfinished one.
 
     Args:
-        conversion: description of this conversion, which is written into the folder.
+        conversion: description of this conversion.
         overwrite: remove an unfinished conversion of other inputs: only the files that it lists.
+
+    Returns:
+        The description that is now in the folder: with the inputs of the unfinished conversion, if there is
+        one to go on with.
 
     Raises:
         DatasetError: the folder holds something else, or an unfinished conversion of other inputs.
@@ -127,10 +132,12 @@ def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) ->
         # temporary files first, so that a worker that outlives its parent cannot rename them
         remove_leftovers(folder, before.own_names)
         _remove_files(folder, before.own_names - {CONVERSION_NAME})
+    else:
+        conversion = replace(conversion, inputs=before.inputs)
     remove_leftovers(folder, conversion.own_names)
-    if conversion != before:
-        with atomic_write(folder / CONVERSION_NAME) as file:
-            file.write(conversion.to_json())
+    with atomic_write(folder / CONVERSION_NAME) as file:
+        file.write(conversion.to_json())
+    return conversion
 
 
 def check_empty(folder: Path) -> None:
@@ -223,21 +230,33 @@ def overwrite_folders(destination: Path) -> tuple[Path, Path]:
     return hidden / "new", hidden / "old"
 
 
-def finish_overwrite(destination: Path) -> None:
-    """Swap in the new dataset if a killed run has finished it; complete, or undo, a swap that was killed.
+def finish_overwrite(destination: Path) -> bool:
+    """Swap in the new dataset if an earlier run has finished it; complete, or undo, a swap that was killed.
+
+    Returns:
+        Whether the new dataset was swapped in.
 
     Raises:
-        DatasetError: another folder has taken the place of DST meanwhile.
+        DatasetError: another folder has taken the place of DST meanwhile; or DST, or the hidden folder, is
+            not to be touched.
     """
+    hidden = _hidden_folder(destination)
+    if hidden.is_symlink() or (hidden.exists() and not hidden.is_dir()):
+        raise DatasetError(
+            "is in the way: --overwrite keeps datasets in a folder of this name",
+            path=hidden,
+            remedy="give it another name, then run the same command again",
+        )
     new, old = overwrite_folders(destination)
     if is_converted(new):
         remove_leftover_traces(new)
         swap_in(destination)
-        return
+        return True
     if is_converted(old) and not os.path.lexists(destination):
         os.rename(old, destination)
         fsync_folder(destination.parent)
     _remove_old(destination, old)
+    return False
 
 
 def swap_in(destination: Path) -> None:

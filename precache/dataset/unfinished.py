@@ -195,12 +195,13 @@ def unfinished_error(folder: Path) -> DatasetError | None:
     """Return the error to raise for a folder with an unfinished conversion; None if it holds none."""
     try:
         conversion = read_conversion(folder)
-    except DatasetError:  # a file of somebody else
-        return None
-    if conversion is None:
+        if conversion is None:
+            return None
+        names = conversion.sidecar_names.intersection(os.listdir(folder))
+    except (DatasetError, OSError):  # a file of somebody else
         return None
     done, digest = 0, conversion.inputs.digest
-    for name in conversion.sidecar_names.intersection(os.listdir(folder)):
+    for name in names:
         try:
             sidecar = read_sidecar(folder, name.removesuffix(_SIDECAR_SUFFIX), digest)
         except DatasetError:  # its shard will be converted again

@@ -118,6 +118,21 @@ def test_convert_replaces_links_and_never_writes_through_them(
     assert [victim.read_bytes() for victim in victims] == [THESIS] * len(victims)
 
 
+@pytest.mark.parametrize("kind", ["a link", "a file"])
+def test_overwrite_refuses_a_foreign_file_with_the_name_of_its_folder(
+    kind: str, raw_tree: Path, converted: dict[str, Path], out: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(converted["dali"], out)
+    (tmp_path / "mine").mkdir()
+    hidden = out.parent / ".out.precache-overwrite"
+    hidden.symlink_to(tmp_path / "mine") if kind == "a link" else hidden.write_bytes(THESIS)
+    with pytest.raises(DatasetError) as raised:
+        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    assert raised.value.path == hidden
+    assert contents(out) == contents(converted["dali"])
+    assert os.listdir(tmp_path / "mine") == []
+
+
 # Changes by others during a conversion.
 
 
@@ -133,6 +148,10 @@ def test_a_file_put_into_the_old_dataset_stops_overwrite(
         convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True, on_progress=put)
     assert raised.value.path == out
     assert contents(out) == {**contents(converted["dali"]), "thesis.txt": THESIS}
+    (out / "thesis.txt").unlink()
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True).converted == 0
+    assert contents(out) == contents(converted["shards"])
+    assert os.listdir(out.parent) == ["out"]
 
 
 def test_a_file_put_into_the_old_dataset_survives_overwrite(

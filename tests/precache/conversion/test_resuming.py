@@ -270,6 +270,16 @@ def test_convert_refuses_to_resume_with_another_pillow(
     assert contents(tmp_path / "out") == before
 
 
+def test_convert_resumes_without_a_decoder_that_was_there(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = "precache.conversion.convert.decoder_versions"
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, lambda: {**decoder_versions(), "another decoder": "1"})
+        interrupt(raw_tree, tmp_path / "out")
+    assert convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0).converted < 70
+
+
 def test_staging_folders_of_dead_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,11 +28,6 @@ class ShardPlan:
     split: str
     rows: Ints
 
-    @property
-    def number(self) -> int:
-        """Number of the shard in its split."""
-        return int(self.name.removeprefix(f"{self.split}-"))
-
 
 @dataclass(frozen=True, slots=True)
 class ConvertPlan:

@@ -71,6 +71,7 @@ from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import statistics_by_split
 from precache.dataset.unfinished import (
     MODIFIED_NS,
+    RUN_AGAIN,
     SOURCE_CHECKSUMS,
     Inputs,
     Sidecar,
@@ -316,7 +317,7 @@ def _convert_into_folder(
 
 def _take_finished(job: _Job, destination: Path) -> Conversion:
     """Return the finished dataset; DatasetError unless it is what this command would make."""
-    manifest = check_finished(destination, job.scan, job.conversion.inputs, job.options, job.max_rejected)
+    manifest = check_finished(destination, job.scan, job.conversion.inputs, job.max_rejected)
     return Conversion(manifest, 0, published=False)
 
 
@@ -341,13 +342,13 @@ def _find_finished(job: _Job, folder: Path) -> dict[str, Sidecar]:
             continue
         try:
             sidecar = read_sidecar(folder, plan.name, job.conversion.inputs.digest)
-            problem = _shard_problem(job.scan, folder, plan, sidecar)
         except DatasetError as error:
-            problem = str(error)
-        if problem is None:
-            finished[plan.name] = sidecar
-        else:
+            problems.append(str(error).removesuffix(f"; {error.remedy}"))
+            continue
+        if problem := _shard_problem(job.scan, folder, plan, sidecar):
             problems.append(problem)
+        else:
+            finished[plan.name] = sidecar
     if problems:
         warn(f"{problems[0]}; {quantity(len(problems), 'finished shard')} must be converted again")
     return finished
@@ -416,10 +417,7 @@ def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
     elapsed_s = time.perf_counter() - start_s
     job.nodes.update({node: pictures / elapsed_s for node, pictures in node_pictures.items() if node})
     if problem := first_problem(folder, (file for shard in finished.values() for file in shard.files)):
-        raise DatasetError(
-            problem,
-            remedy="nothing else may write there during a conversion: run the same command again",
-        )
+        raise DatasetError(problem, remedy=RUN_AGAIN)
     return converted
 
 

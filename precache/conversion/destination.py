@@ -35,7 +35,6 @@ from precache.dataset.unfinished import CONVERSION_NAME, Inputs, UnfinishedConve
 from precache.errors import DatasetError, shell_command
 from precache.pictures.kinds import is_decodable_now
 from precache.reporting import abridge, quantity, warn
-from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import atomic_write, fsync_folder, remove_leftovers
 from precache.storage.locks import foreign_names, hidden_name, is_mount_point, lock_path
@@ -58,9 +57,7 @@ def resolve(destination: Path) -> Path:
     return destination
 
 
-def check_finished(
-    destination: Path, scan: Scan, inputs: Inputs, options: SourceOptions, limit: int
-) -> Manifest:
+def check_finished(destination: Path, scan: Scan, inputs: Inputs, limit: int) -> Manifest:
     """Return the manifest of the finished dataset; DatasetError unless it is what this command would make."""
     again = "pass --overwrite to convert again"
     dataset = open_dataset(destination)

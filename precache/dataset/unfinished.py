@@ -31,6 +31,8 @@ from precache.storage import open_regular, read_at_most
 from precache.storage.stored_json import Count, decode, encode
 
 CONVERSION_NAME = "conversion.json"
+RUN_AGAIN = "nothing else may write there during a conversion: run the same command again"
+"""Remedy where a file of a finished shard is not as it was written."""
 _SIDECAR_SUFFIX = ".json"
 _MAX_SHARDS = 10**7
 _MAX_BYTES = 1 << 28  # limits the memory that a file of another kind takes
@@ -130,7 +132,7 @@ class Sidecar(_Checked, frozen=True, kw_only=True):
         files: files of the shard; none if every picture of it was rejected.
         rejected: (position in the shard's plan, reason) of each picture that the shard lacks.
         sums: sums over the pixels of the samples.
-        columns: arrays, as bytes, by their names in the index. `source_sizes` and `checksums` have a row for
+        columns: arrays, as bytes (base64 in JSON), by their names in the index. `source_sizes` and `checksums` have a row for
             each sample, in stored order; the other two one for each picture of the plan, in its order,
             rejected ones too.
     """
@@ -173,9 +175,9 @@ def read_sidecar(folder: Path, shard: str, conversion: str) -> Sidecar:
         DatasetError: it cannot be read, is damaged, or is of another shard or conversion.
     """
     path = sidecar_path(folder, shard)
-    sidecar = _read(path, Sidecar, "run the same command again")
+    sidecar = _read(path, Sidecar, RUN_AGAIN)
     if (sidecar.shard, sidecar.conversion) != (shard, conversion):
-        raise DatasetError("is of another shard or conversion", path=path)
+        raise DatasetError("is of another shard or conversion", path=path, remedy=RUN_AGAIN)
     return sidecar
 
 

@@ -22,7 +22,6 @@ from precache.storage.retries import (
     REPLACED,
     Check,
     ObjectNotFoundError,
-    Patience,
     WrongBytesError,
     call_for_each,
     check_length,
@@ -32,6 +31,7 @@ from precache.storage.retries import (
     no_check,
     remedy_for,
     request_with_retries,
+    storage_patience_s,
 )
 from precache.storage.urls import Url
 
@@ -43,6 +43,7 @@ _PARTS_AT_A_TIME = 8
 _CRC32C = "precachecrc32c"  # key of an object's metadata: Azure allows letters, digits and _, proxies no _
 _OBJECTS_PER_PAGE = 1000  # limit of S3
 _MAX_RETRIES = 10_000
+_CONNECT_S, _STALL_S = 10.0, 20.0  # longest waits for a connection, and for the next bytes of an answer
 _library_process: int | None = None  # the process that has first used obstore
 
 
@@ -74,10 +75,10 @@ class ObjectStore:
     if it raises, the request ends with that error.
     """
 
-    def __init__(self, url: Url, patience: Patience | None = None) -> None:
+    def __init__(self, url: Url, patience_s: float | None = None) -> None:
         self.url = url
-        self._patience = patience or Patience.from_environment()
-        self._store = _open_store(url, self._patience)
+        self._patience_s = patience_s or storage_patience_s()
+        self._store = _open_store(url, self._patience_s)
 
     def find(self, name: str, check: Check = no_check) -> ObjectInfo | None:
         """Get the metadata of an object; None if there is no such object."""
@@ -229,7 +230,7 @@ class ObjectStore:
                     self._request(name, partial(delete_once, [name]))
 
     def __reduce__(self) -> Any:
-        return ObjectStore, (self.url, self._patience)
+        return ObjectStore, (self.url, self._patience_s)
 
     def _put(self, name: str, content: Any, crc32c: str = "", **options: Any) -> ObjectInfo:
         attributes = {_CRC32C: crc32c} if crc32c else None
@@ -237,7 +238,7 @@ class ObjectStore:
         return ObjectInfo(name, 0, answer["e_tag"], version=answer["version"])
 
     def _request(self, name: str, request: Callable[[], T], check: Check = no_check) -> T:
-        return request_with_retries(self.url / name, self._patience, request, check)
+        return request_with_retries(self.url / name, self._patience_s, request, check)
 
     def _download_part(
         self, name: str, descriptor: int, file_bytes: int, start: int, check: Check
@@ -269,7 +270,7 @@ def _info(name: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(name, meta["size"], meta["e_tag"], meta["version"])
 
 
-def _open_store(url: Url, patience: Patience) -> Any:
+def _open_store(url: Url, patience_s: float) -> Any:
     """Open obstore's store of the objects below `url`.
 
     Raises:
@@ -278,14 +279,14 @@ def _open_store(url: Url, patience: Patience) -> Any:
     """
     obstore = _library(url)
     client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=patience.connect_s),
-        "read_timeout": timedelta(seconds=patience.stall_s),
-        "timeout": timedelta(seconds=max(patience.stall_s, patience.total_s)),
+        "connect_timeout": timedelta(seconds=min(_CONNECT_S, patience_s)),
+        "read_timeout": timedelta(seconds=min(_STALL_S, patience_s / 3)),  # so that there is another try
+        "timeout": timedelta(seconds=patience_s),
     }
     if url.scheme == "http" or _endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
     # limited by time, not by number; `precache.storage.retries` has what obstore does not repeat
-    retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=patience.total_s)}
+    retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=patience_s)}
     try:
         return _make_store(obstore.store, url, {"client_options": client, "retry_config": retry})
     except Exception as error:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from precache.errors import SettingError, StorageError, thread_errors
@@ -26,6 +25,7 @@ FETCHES = 3
 """Number of times that an object with wrong bytes is fetched."""
 CHECK_UPLOAD = "check the URL, and that the upload was finished"
 REPLACED = "was replaced by another object while it was read"
+_PATIENCE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CHECK_INTERVAL_S = 0.25
 _JOIN_S = 2.0  # wait for threads whose work is no longer needed, and has no effect
@@ -42,37 +42,22 @@ PATIENCE_VARIABLE = "PRECACHE_STORAGE_PATIENCE_S"
 """Name of the environment variable with the number of seconds for which a request is repeated."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
-    """Time limits for requests to a storage, in seconds.
+def storage_patience_s() -> float:
+    """Seconds for which a request is repeated, from PRECACHE_STORAGE_PATIENCE_S; 120 if it is not set.
 
-    Attributes:
-        total_s: time from the first try after which no other try is started.
-        stall_s: maximal wait for the next bytes of an answer.
-        connect_s: maximal wait for a connection.
+    Raises:
+        SettingError: it is not above 0.
     """
-
-    total_s: float = 120.0
-    stall_s: float = 20.0
-    connect_s: float = 10.0
-
-    @classmethod
-    def from_environment(cls) -> "Patience":
-        """Take `total_s` from PRECACHE_STORAGE_PATIENCE_S, if set; SettingError unless it is above 0."""
-        defaults, text = cls(), os.environ.get(PATIENCE_VARIABLE)
-        if not text:
-            return defaults
-        try:
-            total_s = float(text)
-        except ValueError:
-            total_s = 0.0
-        if not 0 < total_s < 86_400:
-            raise SettingError(f"{PATIENCE_VARIABLE} must be seconds above 0, got {text!r}")
-        return cls(
-            total_s=total_s,
-            stall_s=min(defaults.stall_s, total_s),
-            connect_s=min(defaults.connect_s, total_s),
-        )
+    text = os.environ.get(PATIENCE_VARIABLE)
+    if not text:
+        return _PATIENCE_S
+    try:
+        patience_s = float(text)
+    except ValueError:
+        patience_s = 0.0
+    if not 0 < patience_s < 86_400:
+        raise SettingError(f"{PATIENCE_VARIABLE} must be seconds above 0, got {text!r}")
+    return patience_s
 
 
 def no_check() -> None:
@@ -129,14 +114,12 @@ def doubling_pauses(until_s: float) -> Iterator[float]:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def request_with_retries(
-    url: Url, patience: Patience, request: Callable[[], T], check: Check = no_check
-) -> T:
+def request_with_retries(url: Url, patience_s: float, request: Callable[[], T], check: Check = no_check) -> T:
     """Make a request, again while its errors are temporary and time is left, and return its result.
 
     Args:
         url: URL of the request, for messages.
-        patience: time limits.
+        patience_s: seconds after which no other try is started.
         request: makes the request once.
         check: called before each try, and repeatedly while it runs; an error of it ends the request.
 
@@ -151,7 +134,7 @@ def request_with_retries(
 
     begin_s = time.monotonic()
     try:
-        return with_retries(checked_request, doubling_pauses(begin_s + patience.total_s), _is_temporary)
+        return with_retries(checked_request, doubling_pauses(begin_s + patience_s), _is_temporary)
     except Exception as error:
         if not is_of_storage(error):
             raise

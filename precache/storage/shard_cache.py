@@ -44,11 +44,11 @@ from precache.storage.objects import ObjectStore
 from precache.storage.retries import (
     FETCHES,
     Check,
-    Patience,
     WrongBytesError,
     call_for_each,
     fetch_right_bytes,
     no_check,
+    storage_patience_s,
 )
 from precache.storage.urls import Url
 
@@ -128,7 +128,7 @@ class CachedFiles:
         self.folder = Path(os.path.abspath(os.path.expanduser(cache.folder))) / digest[:32]
         self.cache = cache
         self._digest = digest
-        self._patience = Patience.from_environment()
+        self._patience_s = storage_patience_s()
         self._object_store: ObjectStore | None = None
         self._mark_folder()
 
@@ -206,13 +206,13 @@ class CachedFiles:
     def _store(self) -> ObjectStore:
         """Objects at the URL."""
         if self._object_store is None:
-            self._object_store = ObjectStore(self.url, self._patience)
+            self._object_store = ObjectStore(self.url, self._patience_s)
         return self._object_store
 
     def _wait(self, path: Path, begin_s: float, check: Check) -> None:
         """Wait a moment for the process that has locked `path`; StorageError if that is stuck."""
         check()
-        limit_s = 2 * self._patience.total_s
+        limit_s = 2 * self._patience_s
         if time.monotonic() - begin_s > limit_s:
             with suppress(FileNotFoundError):  # the other process has finished
                 if time.time() - path.stat().st_mtime > limit_s:

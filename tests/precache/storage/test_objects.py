@@ -13,7 +13,7 @@ import pytest
 from precache.errors import StorageError
 from precache.storage import objects
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import CHECK_UPLOAD, ObjectNotFoundError, Patience
+from precache.storage.retries import CHECK_UPLOAD, ObjectNotFoundError
 from precache.storage.urls import Url, locate
 from tests.cloud.storages import Storage, run_storage
 
@@ -22,7 +22,6 @@ obstore = pytest.importorskip("obstore")
 PLACES = {"s3": "s3://bucket/", "gs": "gs://bucket/", "az": "az://account/bucket/"}
 SIGNED_BY = {"s3": "AWS4-HMAC-SHA256 Credential=somebody/", "gs": "Bearer secret", "az": "SharedKey account:"}
 PREFIX = "sets/a b/100%/ä+=&"
-QUICK = Patience(total_s=3, stall_s=0.5, connect_s=1)
 CONTENT = np.random.default_rng(5).bytes(300_000)
 
 
@@ -111,7 +110,7 @@ def test_permanent_error_is_raised_after_one_request(
 ) -> None:
     storage.plan = lambda seen: fault
     with pytest.raises(StorageError) as raised:
-        ObjectStore(bucket, Patience(total_s=1, stall_s=0.5, connect_s=1)).get("a")
+        ObjectStore(bucket, patience_s=1).get("a")
     assert raised.value.path == bucket / "a"
     assert remedy in raised.value.remedy
     assert len(storage.seen) == 1
@@ -124,7 +123,7 @@ def test_temporary_error_that_lasts_is_raised_when_patience_ends(
     storage.plan = lambda seen: fault
     begin_s = time.monotonic()
     with pytest.raises(StorageError) as raised:
-        ObjectStore(bucket, Patience(total_s=1, stall_s=0.5, connect_s=1)).get("a")
+        ObjectStore(bucket, patience_s=1).get("a")
     assert time.monotonic() - begin_s < 3
     assert raised.value.path == bucket / "a"
     assert "check the network" in raised.value.remedy

@@ -11,8 +11,9 @@ All sources have the protocol of `precache.sources.base`. To add one, write:
 """
 
 import os
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from precache.dataset.unfinished import unfinished_error
 from precache.errors import SettingError, SourceError, shell_command
+from precache.pictures import kinds
 from precache.reporting import warn
 from precache.sources import webdataset
 from precache.sources.base import Source
@@ -33,7 +35,6 @@ from precache.sources.options import (
     SourceOptions,
     is_table,
 )
-from precache.sources.shard_files import find_split, find_splits, list_shards
 from precache.sources.table import (
     DELIMITERS,
     JSON_LINES,
@@ -45,7 +46,7 @@ from precache.sources.table import (
     read_json_lines,
     saved_files,
 )
-from precache.sources.tree import TreeSource
+from precache.sources.tree import TreeSource, split_of
 from precache.sources.webdataset import WebDatasetSource
 from precache.storage.urls import Url, source_path
 
@@ -149,7 +150,7 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
         return _open_table(path, options)
     if path.is_file():
         if path.suffix.lower() == ".tar":
-            return WebDatasetSource(path, options)
+            return _open_tars(path, [path.name], options)
         name = path.name.lower()
         if name.endswith(_OTHER_TABLES):
             raise SourceError(
@@ -182,19 +183,96 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
         return open_converted(path, options)
     if (unfinished := unfinished_error(path)) is not None:
         raise unfinished
-    if list_shards(path, webdataset.is_tar):
-        options.check_kind(TARS)
-        return WebDatasetSource(path, options)
+    if names := _list_shards(path, webdataset.is_tar):
+        return _open_tars(path, names, options)
     if saved := saved_files(path):
         for split in dict.fromkeys(saved.values()):
             check_split(split, path, options)
         return _open_arrow_files(path, saved, options, have_prefix=False)
-    if names := list_shards(path, is_parquet):
-        splits = find_splits(path, names)
-        return _open_arrow_files(path, dict(zip(names, splits, strict=True)), options, have_prefix=True)
+    if names := _list_shards(path, is_parquet):
+        return _open_arrow_files(path, _splits_by_path(path, names), options, have_prefix=True)
     return _open_tree(path, options)
+
+
+def _open_tars(root: Path, names: Sequence[str], options: SourceOptions) -> WebDatasetSource:
+    """Open WebDataset tars: those of these paths in the folder `root`, or `root` itself."""
+    options.check_kind(TARS)
+    return WebDatasetSource(root, options, _splits_by_path(root, names))
 
 
 def _open_tree(path: Path, options: SourceOptions) -> Source:
     options.check_kind(TREE)
     return TreeSource(path, 1 if options.class_depth is None else options.class_depth)
+
+
+def _list_shards(folder: Path, is_shard: Callable[[str], bool]) -> list[str]:
+    """Return the paths of the shards in `folder` and in its folders, sorted; their names may say a split.
+
+        birds-train-0000.tar, birds-val-0000.tar    tars of WebDataset
+        train/0000.tar, val/0000.tar                tars in folders; tars may be compressed: 0000.tgz
+        data/test-00000-of-00001.parquet            Parquet of Hugging Face
+
+    There are none if an inner folder holds pictures or folders: then the folder is a tree, and its shards are
+    stray files. A table directly beside pictures describes these, and is no shard.
+
+    Args:
+        is_shard: function that says whether a file of this name is a shard.
+    """
+    shards = []
+    has_pictures = False
+    try:
+        for path in _list_paths(folder):  # ends at the first picture of a tree, which may hold millions
+            *folders, name = path.split("/")
+            if name.startswith(".") or any(inner.startswith((".", "_")) for inner in folders):
+                continue  # hidden, or the folder _tmp that img2dataset leaves
+            if len(folders) > 1 or (folders and kinds.looks_like_picture(name)):
+                return []
+            has_pictures = has_pictures or kinds.looks_like_picture(name)
+            if is_shard(name):
+                shards.append(path)
+    except OSError:  # the folder is opened as a tree then, and listing that raises a SourceError
+        return []
+    if has_pictures:
+        shards = [path for path in shards if "/" in path or not is_table(Path(path))]
+    return sorted(shards)
+
+
+def _list_paths(folder: Path) -> Iterator[str]:
+    """Yield the paths of files in `folder` and in its folders; a folder inside these ends with a slash."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir():
+                yield entry.name
+                continue
+            with os.scandir(entry) as inner_entries:
+                for inner in inner_entries:
+                    slash = "/" if inner.is_dir() else ""
+                    yield f"{entry.name}/{inner.name}{slash}"
+
+
+def find_split(path: str) -> str:
+    """Return the split in a file's path, as in birds-train-0000.tar, train2017.tar, val/0.tar; else ""."""
+    *folders, name = path.split("/")
+    for text in (name, *reversed(folders)):
+        words = re.split(r"[^a-z0-9]+", text.lower())
+        splits = [split for word in words if (split := split_of(word))]
+        if splits:
+            return splits[-1]
+    return ""
+
+
+def _splits_by_path(root: Path, paths: Sequence[str]) -> dict[str, str]:
+    """Return the split that each path in the source `root` says, by the path; "" if no path says one.
+
+    Raises:
+        SourceError: some paths say a split, and others do not.
+    """
+    splits = [find_split(path) for path in paths]
+    if any(splits) and not all(splits):
+        row = next(row for row, split in enumerate(splits) if split)
+        raise SourceError(
+            f"{paths[row]!r} is of the split {splits[row]!r}, and {paths[splits.index('')]!r} of none",
+            path=root,
+            remedy="say the split in the name of each file, as birds-train-0000.tar, or in none",
+        )
+    return dict(zip(paths, splits, strict=True))

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ from precache.pictures import kinds
 from precache.pictures.reading import check_bytes
 from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan
-from precache.sources.options import TARS, SourceOptions
-from precache.sources.shard_files import find_splits, list_shards
+from precache.sources.options import SourceOptions
 from precache.sources.tar import MAX_TEXT_BYTES, Member, Tar, open_tar
 from precache.sources.targets import RowValues, scan_rows
 
@@ -70,6 +69,7 @@ class WebDatasetSource:
 
     Attributes:
         root: folder of the tars, or the only tar.
+        files: split of each tar, by its path in the folder.
         tars: readers of the tars, after the scan.
         starts: offset of each tar in all tars joined, in bytes; `SampleRef.offset` is an offset in these.
         has_tar_in_paths: whether samples' paths begin with the tar's name, since a key is in several tars.
@@ -77,6 +77,7 @@ class WebDatasetSource:
 
     root: Path
     options: SourceOptions
+    files: Mapping[str, str]
     tars: tuple[Tar, ...] = ()
     starts: tuple[int, ...] = ()
     has_tar_in_paths: bool = False
@@ -86,10 +87,8 @@ class WebDatasetSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        if not self.root.is_dir():
-            return _scan_tars(self, [self.root.name], [open_tar(self.root)])
-        names = list_shards(self.root, is_tar)
-        return _scan_tars(self, names, [open_tar(self.root / name) for name in names])
+        folder = self.root if self.root.is_dir() else self.root.parent
+        return _scan_tars(self, [open_tar(folder / name) for name in self.files])
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         where = self.where(ref)
@@ -109,19 +108,17 @@ class WebDatasetSource:
         return bisect_right(self.starts, ref.offset) - 1
 
 
-def _scan_tars(source: WebDatasetSource, names: Sequence[str], tars: Sequence[Tar]) -> Scan:
-    """List the samples of tars, whose names are paths in the source.
+def _scan_tars(source: WebDatasetSource, tars: Sequence[Tar]) -> Scan:
+    """List the samples of the tars of a source.
 
     Raises:
         SourceError: a tar is damaged or cannot be read, there are no pictures, or a part of a sample cannot
             be parsed.
-        SettingError: an option does not fit tars.
     """
-    root, options = source.root, source.options
-    options.check_kind(TARS)
+    root, options, names = source.root, source.options, list(source.files)
     starts = tuple(itertools.accumulate((tar.size for tar in tars[:-1]), initial=0))
     samples = _TarSamples(options)
-    for tar, start, split in zip(tars, starts, find_splits(root, names), strict=True):
+    for tar, start, split in zip(tars, starts, source.files.values(), strict=True):
         samples.add_tar(tar, start, split, is_whole_source=not root.is_dir())
     has_pictures = any(ref.bytes >= 0 for ref in samples.refs)
     if not has_pictures and options.image is not None:

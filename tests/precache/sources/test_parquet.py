@@ -7,7 +7,7 @@ import pytest
 
 from precache import SettingError, SourceError, convert, open_dataset
 from precache.errors import ImageError
-from precache.sources.shard_files import find_split
+from precache.sources import find_split
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import picture

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import ImageError, SourceError
-from precache.sources.shard_files import find_split
+from precache.sources import find_split
 from tests.precache.sources.tars import JPEG, Files, files_of, make_tar, scan_of
 
 SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}

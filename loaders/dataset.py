@@ -23,7 +23,6 @@ from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
-from precache.dataset.files import open_checked_file
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
@@ -94,14 +93,12 @@ class DatasetFiles:
         number: int,
         part: "ShardPart | None",
         *,
-        with_index: bool = False,
         check: Callable[[], None] | None = None,
     ) -> ExitStack:
         """Fetch shard `number` unless it is here, and keep it until the returned stack is closed.
 
         Args:
             part: samples of it to fetch alone; None for the whole shard.
-            with_index: whether to fetch the file beside the shard, too, that says where its samples lie.
             check: called by several threads during the fetch, which ends with what it raises. Default: a
                 function that raises Ending if the calling thread is to end.
 
@@ -112,11 +109,7 @@ class DatasetFiles:
             if self.downloads is not None:
                 assert self.shards is not None
                 check = check or stop_check()
-                shard, *index_files = self.shards[number].files
-                if with_index or part is not None:
-                    for file in index_files:
-                        stack.enter_context(open_checked_file(self.downloads, file, check))
-                stack.enter_context(self.downloads.open_file(shard, check, part))
+                stack.enter_context(self.downloads.open_file(self.shards[number].files[0], check, part))
             return stack.pop_all()
 
     def forget(self, number: int, part: "ShardPart | None") -> str:
@@ -229,12 +222,10 @@ class SplitData:
         dataset = int(np.searchsorted(self.first_shards, number, side="right")) - 1
         return self.datasets[dataset], number - int(self.first_shards[dataset])
 
-    def hold(
-        self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
-    ) -> ExitStack:
+    def hold(self, number: int, *, check: Callable[[], None] | None = None) -> ExitStack:
         """Fetch shard `number` unless it is here, see `DatasetFiles.hold`."""
         dataset, own_number = self.find_shard(number)
-        return dataset.hold(own_number, self.shard_parts.get(number), with_index=with_index, check=check)
+        return dataset.hold(own_number, self.shard_parts.get(number), check=check)
 
     def forget(self, number: int) -> str:
         """Remove shard `number`, one at a URL, from the cache; returns as `DatasetFiles.forget`."""
@@ -242,7 +233,7 @@ class SplitData:
         return dataset.forget(own_number, self.shard_parts.get(number))
 
     @contextmanager
-    def local_shard(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
+    def local_shard(self, number: int) -> Iterator[Path]:
         """Yield the path of shard `number` on this machine, where it stays until the end of the block.
 
         A shard at a URL is fetched first, see `DatasetFiles.hold`.
@@ -253,41 +244,38 @@ class SplitData:
         """
         folder = self.find_shard(number)[0].folder
         with (
-            self.hold(number, with_index=with_index),
+            self.hold(number),
             nullcontext() if folder is None else folder.check_unchanged(),
         ):
             yield Path(self.files[number])
 
-    def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
+    def read(self, number: int, reader: Callable[[Path], T]) -> T:
         """Return `reader(path)` for shard `number`; at a URL, fetch it again once if it is damaged.
 
         Raises:
             DatasetError: `reader` raises it; for a shard at a URL, the second time.
         """
         try:
-            with self.local_shard(number, with_index=with_index) as path:
+            with self.local_shard(number) as path:
                 return reader(path)
         except DatasetError:
             if self.find_shard(number)[0].downloads is None:
                 raise
         self.forget(number)
-        with self.local_shard(number, with_index=with_index) as path:
+        with self.local_shard(number) as path:
             return reader(path)
 
     def verify_remedy(self, number: int) -> str:
         """Return the remedy for a damaged shard: the command that verifies its dataset."""
         return f"run: {shell_command('precache verify', self.find_shard(number)[0].path)}"
 
-    def read_sample(self, position: int, path: Path, byte_range: Ints) -> StoredSample:
+    def read_sample(self, position: int, path: Path) -> StoredSample:
         """Read the sample at `position` from its shard at `path`, without comparing its checksum.
 
-        Args:
-            byte_range: int64 [2], first byte and number of bytes of the sample, as the index says.
-
         Raises:
-            SampleError: something else lies there.
+            SampleError: something else lies where the index says.
         """
-        start, count = byte_range.tolist()
+        start, count = self.index.byte_ranges[position].tolist()
         try:
             content = read_with_retries(lambda: read_regular_part(path, start, count), str(path))
             sample = FORMATS[self.kind].read_sample(content)
@@ -295,12 +283,19 @@ class SplitData:
             problem = f"not where its index says ({error})"
         else:
             # -1: the format stores no id beside the sample
-            if sample.id in (-1, *self.stored_ids(np.array([position]))):
+            if sample.id not in (-1, *self.stored_ids(np.array([position]))):
+                problem = f"its index points to sample {sample.id}"
+            elif isinstance(sample.data, bytes) or sample.data.size == self._pixels_bytes(position):
                 return sample
-            problem = f"its index points to sample {sample.id}"
+            else:
+                problem = f"its index points to {sample.data.size:,} bytes"
         misplaced = self.index.error(position, self.file_at(position), problem)
         remedy = self.verify_remedy(int(self.locate(np.array([position]))[0][0]))
         raise SampleError(misplaced.path, misplaced.reason, remedy=remedy)
+
+    def _pixels_bytes(self, position: int) -> int:
+        """Return the bytes of the pixels of the picture at `position`."""
+        return int(self.shapes_at(np.array([position])).prod()) * self.channels
 
     def stored_ids(self, positions: Positions) -> Ints:
         """Return the ids that the shards hold of the samples at `positions`, int64 [n]."""
@@ -776,11 +771,12 @@ class ShardPart:
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return first byte and number of bytes of each range to fetch, those of the samples first."""
-        sample_ranges = self._sample_ranges()
-        ranges: list[tuple[int, int]] = sample_ranges[self.rows].tolist()
-        if FORMATS[self.whole.kind].compute_ranges is not None:  # the index is within the shard
-            start, end = int(sample_ranges[0, 0]), int(sample_ranges[-1].sum())
-            ranges += [(0, start), (end, int(self.whole.shard_bytes[self.number]) - end)]
+        whole = self.whole
+        of_shard = whole.index.byte_ranges[whole.shard_positions(self.number)]
+        ranges: list[tuple[int, int]] = of_shard[self.rows].tolist()
+        if FORMATS[whole.kind].index_suffix is None:  # what a reader needs beside the samples is in the shard
+            start, end = int(of_shard[0, 0]), int(of_shard[-1].sum())
+            ranges += [(0, start), (end, int(whole.shard_bytes[self.number]) - end)]
         return ranges
 
     def is_right(self, number: int, content: bytes) -> bool:
@@ -802,19 +798,11 @@ class ShardPart:
         """
         samples, whole = {}, self.whole
         first = int(whole.shard_starts[self.number])
-        for row, byte_range in zip(self.rows.tolist(), self._sample_ranges()[self.rows], strict=True):
+        for row in self.rows.tolist():
             position = first + row
-            sample = whole.read_sample(position, path, byte_range)
+            sample = whole.read_sample(position, path)
             samples[row] = replace(sample, id=int(whole.ids[position]), label=int(whole.labels[position]))
         return samples
-
-    def _sample_ranges(self) -> Ints:
-        """Return first byte and number of bytes of each sample of the shard, int64 [samples, 2]."""
-        form = FORMATS[self.whole.kind]
-        if form.compute_ranges is None:
-            return form.find_samples(Path(self.whole.files[self.number]))
-        shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
-        return form.compute_ranges(shapes, self.whole.channels)
 
 
 def fetch_in_parts(data: SplitData, weights: Weights | None) -> SplitData:

@@ -28,8 +28,6 @@ from precache.errors import (
     SourceError,
     check_choice,
 )
-from precache.formats import FORMATS
-from precache.formats.base import ByteRanges
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.kinds import decoder_kinds
@@ -386,7 +384,7 @@ class StoredPictures:
     def __init__(self, data: SplitData, decode: str) -> None:
         self._data, self._decode = data, decode
         self._check = SampleCheck(data, "first-read")
-        self._byte_ranges: dict[int, ByteRanges] = {}  # of the samples of each shard read so far
+        self._measured: set[int] = set()  # shards whose size was compared with the manifest
         self._positions: dict[str, int] = {}  # for all paths, once a path was not that of its position
 
     def __call__(self, path: str, position: int = -1) -> Picture:
@@ -425,18 +423,17 @@ class StoredPictures:
     def _read_pixels(self, position: int) -> Pixels:
         """Return the pixels of the sample at `position`, [height, width, channels]."""
         data = self._data
-        shards, rows = data.locate(np.array([position]))
-        shard, row = int(shards[0]), int(rows[0])
+        shard = int(data.locate(np.array([position]))[0][0])
 
         def read_content(path: Path) -> bytes | Pixels:
-            if shard not in self._byte_ranges:
-                self._byte_ranges[shard] = _find_samples(shard, path, data, self._check)
-            sample = data.read_sample(position, path, self._byte_ranges[shard][row])
+            if shard not in self._measured:
+                self._check.compare_size(shard)
+                self._measured.add(shard)
+            sample = data.read_sample(position, path)
             self._check.compare(position, sample.data, sample.damage)
             return sample.data
 
-        # the index is needed for the first sample of a shard only
-        content = data.read(shard, read_content, with_index=shard not in self._byte_ranges)
+        content = data.read(shard, read_content)
         if isinstance(content, bytes):
             return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}", data.channels)
         return content.reshape(*data.shapes_at(np.array([position]))[0], data.channels)
@@ -501,22 +498,3 @@ def _list_files(data: SplitData, root: str | os.PathLike[str]) -> list[tuple[str
         top = data_top
     paths = data.files if top == data_top else [top + file[len(data_top) :] for file in data.files]
     return list(zip(paths, data.labels.tolist(), strict=True))
-
-
-def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -> ByteRanges:
-    """Return where the samples of the shard at `path` lie.
-
-    Raises:
-        DatasetError: the shard does not have its size, or its index names ranges that are not in it.
-    """
-    check.compare_size(shard)
-    ranges = FORMATS[data.kind].find_samples(path)
-    samples, shard_bytes = data.whole.shard_samples[shard], data.shard_bytes[shard]
-    if len(ranges) != samples or (ranges > shard_bytes).any():
-        raise DatasetError(
-            f"its index names {len(ranges):,} samples up to byte {ranges.max(initial=0):,}, it has "
-            f"{samples:,} in {shard_bytes:,} bytes",
-            path=data.files[shard],
-            remedy=data.verify_remedy(shard),
-        )
-    return ranges

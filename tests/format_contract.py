@@ -10,6 +10,7 @@ from precache.dataset.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import images
 from precache.sources.tree import scan_tree
+from precache.storage import read_regular_part
 
 
 def stored_samples(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
@@ -43,6 +44,19 @@ def check_holds_its_tree(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: 
     assert pairs != expected, "they are shuffled"
     index = dataset.read_index("train")
     assert pairs == list(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+    check_byte_ranges(dataset)
+
+
+def check_byte_ranges(dataset: ConvertedDataset) -> None:
+    """Check that the index says where each sample lies, if the format has byte ranges."""
+    form = FORMATS[dataset.manifest.recipe.format]
+    if not form.has_byte_ranges:
+        return
+    ranges = dataset.read_index().byte_ranges[:].tolist()
+    for (path, sample), (start, count) in zip(stored_samples(dataset), ranges, strict=True):
+        alone = form.read_sample(read_regular_part(path, start, count))
+        assert alone.id in (-1, sample.id)
+        assert bytes(alone.data) == bytes(sample.data)
 
 
 def check_hold_the_same_samples(datasets: Sequence[ConvertedDataset]) -> None:
@@ -62,7 +76,7 @@ def _described_samples(dataset: ConvertedDataset, split: str) -> dict[str, bytes
     """Return the columns of the split's index in the order of ids, but for those about stored bytes."""
     index = dataset.read_index(split)
     by_id = np.argsort(index.ids)
-    names = set(index.names) - {"checksums", "shapes"}
+    names = set(index.names) - {"checksums", "shapes", "byte_ranges"}
     return {name: index[name].select(by_id).content() for name in names}
 
 

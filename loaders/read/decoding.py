@@ -22,13 +22,10 @@ from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
-from precache.formats.base import ByteRanges
 from precache.pictures import images, jpeg
 from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.storage import open_regular, read_descriptor_at
-
-_MAX_RANGES = 1024  # shards whose samples' byte ranges are kept: 16 bytes a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ class EncodedPictures:
         self._check = SampleCheck(data, spec.reading.check)
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         self._at_random = spec.shuffle == "full" and (data.kind == RAW or FORMATS[data.kind].has_byte_ranges)
-        self._byte_ranges: dict[int, ByteRanges] = {}  # shard -> start and size of each sample
+        self._measured: set[int] = set()  # shards whose size was compared with the manifest
 
     def read(self, requests: Iterator[Request]) -> Generator[EncodedBatch, None, None]:
         """Yield each request with its pictures, in order.
@@ -212,38 +209,27 @@ class EncodedPictures:
         Raises:
             ValueError: another sample lies there.
         """
-        shards, rows = self._data.locate(request.positions)
+        shards = self._data.locate(request.positions)[0]
+        byte_ranges = self._data.index.byte_ranges[request.positions].tolist()
         samples_by_slot: dict[int, StoredSample] = {}
         for number in np.unique(shards).tolist():
             slots = np.flatnonzero(shards == number).tolist()
             with self._data.local_shard(number) as path, open_regular(path) as file:
-                if number not in self._byte_ranges:
-                    self._byte_ranges[number] = self._find_byte_ranges(number)
-                byte_ranges = self._byte_ranges[number][rows[slots]].tolist()
+                if number not in self._measured:
+                    self._check.compare_size(number)
+                    self._measured.add(number)
                 if hasattr(os, "posix_fadvise"):
                     # Announced together: otherwise each read waits for the disk in its turn.
-                    for start, size in byte_ranges:
+                    for start, size in (byte_ranges[slot] for slot in slots):
                         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
-                for slot, (start, size) in zip(slots, byte_ranges, strict=True):
+                for slot in slots:
+                    start, size = byte_ranges[slot]
                     content = read_descriptor_at(file.fileno(), start, size)
                     samples_by_slot[slot] = FORMATS[self._data.kind].read_sample(content)
         samples = [samples_by_slot[slot] for slot in range(len(shards))]
         if [sample.id for sample in samples] != self._data.stored_ids(request.positions).tolist():
             raise ValueError("other samples")
         return self._compare(request, samples)
-
-    def _find_byte_ranges(self, number: int) -> ByteRanges:
-        """Start and size of each sample of shard `number`, in bytes."""
-        while len(self._byte_ranges) >= _MAX_RANGES:
-            del self._byte_ranges[next(iter(self._byte_ranges))]
-        with self._data.local_shard(number, with_index=True) as path:
-            self._check.compare_size(number)
-            # A fetched part of a shard has no index of its own: its byte ranges are in the whole shard's.
-            whole = path.with_name(Path(self._data.whole.files[number]).name)
-            byte_ranges = FORMATS[self._data.kind].find_samples(whole)
-        if len(byte_ranges) != self._data.whole.shard_samples[number]:
-            raise ValueError("an index of other samples")
-        return byte_ranges
 
 
 class ThreadsReader:

@@ -522,7 +522,7 @@ def _make_index(
     }
     if scanned.targets is not None:
         index["targets"] = scanned.targets
-    index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
+    index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums", "byte_ranges")}
     if recipe.stored_size is None:
         index["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
     return SampleIndex(index)

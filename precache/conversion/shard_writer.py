@@ -76,7 +76,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
         Name of the shard.
     """
     recipe, rendering = task.recipe, task.recipe.rendering
-    sizes, checksums, source_checksums, rejected = [], [], [], []
+    sizes, checksums, byte_ranges, source_checksums, rejected = [], [], [], [], []
     sums = NO_PIXELS
     writer = FORMATS[recipe.format].writer(task.folder / task.name, len(task.samples), recipe.stored_size)
     try:
@@ -97,7 +97,8 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
                 sizes.append(size)
                 checksums.append(checksum_of(stored))
                 sums += PixelSums.from_picture(pixels)
-                writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields))
+                sample = Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields)
+                byte_ranges.append(writer.add(sample))
             tick()
         tick.begin(None)  # what follows waits for the disk, and is no picture's fault
         files = writer.finish()
@@ -107,6 +108,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
     columns = {
         "source_sizes": sizes,
         "checksums": checksums,
+        "byte_ranges": byte_ranges,
         MODIFIED_NS: [ref.modified_ns for ref in task.samples],
         SOURCE_CHECKSUMS: source_checksums,
     }

@@ -28,6 +28,7 @@ class Limits:
         target: kind of label.
         channels: number of channels of the stored pictures.
         starts: int64 [shards], row of each shard's first sample.
+        shard_bytes: int64 [shards], size of each shard's file.
         max_bytes: int64 [shards], bytes that the pixels of a shard can have, see `max_pixels_bytes`.
         largest: int32 [shards, 2], greatest height and width of a picture in each shard; None where all
             pictures have one size.
@@ -38,6 +39,7 @@ class Limits:
     target: Target
     channels: int
     starts: Ints
+    shard_bytes: Ints
     max_bytes: Ints
     largest: npt.NDArray[np.int32] | None
 
@@ -49,6 +51,7 @@ class Limits:
             "labels": (0, self.classes) if self.target == "class" else (-1, 0),
             "targets": (0, self.classes) if self.target == "classes" else (None, None),
             "source_sizes": (1, None),
+            "byte_ranges": (0, 1 << 62),
             "shapes": (1, MAX_KEPT_SIDE + 1),
         }.get(name, (None, None))
         if low is not None and len(values) and values.min() < low:
@@ -59,6 +62,11 @@ class Limits:
             raise ValueError("a sample is there twice")
         if column.kind == "text" and name != "paths":
             _check_text(column)
+        if name == "byte_ranges":
+            last_bytes = np.maximum.reduceat(values.sum(axis=1), self.starts)
+            if (last_bytes > self.shard_bytes).any():
+                number = int((last_bytes > self.shard_bytes).argmax())
+                raise ValueError(f"the samples of shard {number:,} exceed its file")
         if name == "shapes":
             assert self.largest is not None
             pixels = np.multiply(values[:, 0], values[:, 1], dtype=np.int64)

@@ -11,6 +11,7 @@ Columns of the n samples, in written order:
     labels            int64  [n]     indices of the manifest's classes
     source_sizes      int32  [n, 2]  width and height of the upright source picture, in pixels
     checksums         uint64 [n]     XXH3-64 of the stored sample: the pixels of `shards`, else the JPEG
+    byte_ranges       int64  [n, 2]  first byte of the sample in its shard, and number of its bytes
     paths             text           paths in the source
     value:NAME                       the field of this name, of any kind of `precache.dataset.columns`
     targets                          targets, of any such kind, where samples have not just one class each
@@ -233,6 +234,11 @@ class SampleIndex:
     def checksums(self) -> Checksums:
         """Checksum of each stored sample, uint64 [n]."""
         return self["checksums"].values
+
+    @property
+    def byte_ranges(self) -> Column:
+        """First byte of each sample in its shard, and number of its bytes, int64 [n, 2]."""
+        return self["byte_ranges"]
 
     @property
     def shapes(self) -> Sizes | None:
@@ -656,6 +662,7 @@ def _column_forms(counts: Counts, files: int, *, varying: bool) -> dict[str, _Fo
         "labels": (np.int64, (samples,)),
         "source_sizes": (np.int32, (samples, 2)),
         "checksums": (np.uint64, (samples,)),
+        "byte_ranges": (np.int64, (samples, 2)),
         **_text_forms("paths", samples),
         "shard:splits": (np.int32, (shards,)),
         "shard:numbers": (np.int64, (shards,)),

@@ -137,6 +137,7 @@ class Manifest(StoredManifest, frozen=True, kw_only=True):
             target=self.target,
             channels=CHANNELS[self.recipe.channels],
             starts=self.shards.starts,
+            shard_bytes=self.shards.bytes[:, 0],
             max_bytes=max_pixels_bytes(self.shards.bytes[:, 0], holds_pixels=holds_pixels),
             largest=self.shards.largest,
         )

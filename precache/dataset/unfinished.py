@@ -40,6 +40,7 @@ MODIFIED_NS, SOURCE_CHECKSUMS = f"{SOURCE}modified_ns", f"{SOURCE}checksums"
 _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "source_sizes": ("<i4", (2,)),
     "checksums": ("<u8", ()),
+    "byte_ranges": ("<i8", (2,)),
     MODIFIED_NS: ("<i8", ()),
     SOURCE_CHECKSUMS: ("<u8", ()),
 }
@@ -132,9 +133,9 @@ class Sidecar(_Checked, frozen=True, kw_only=True):
         files: files of the shard; none if every picture of it was rejected.
         rejected: (position in the shard's plan, reason) of each picture that the shard lacks.
         sums: sums over the pixels of the samples.
-        columns: arrays, as bytes (base64 in JSON), by their names in the index. `source_sizes` and
-            `checksums` have a row for each sample, in stored order; the other two one for each picture of the
-            plan, in its order, rejected ones too.
+        columns: arrays, as bytes (base64 in JSON), by their names in the index. Those of the source have a
+            row for each picture of the plan, in its order, rejected ones too; the others one for each sample,
+            in stored order.
     """
 
     shard: str

@@ -1,23 +1,18 @@
 """Parts that all formats share: samples as they are written and read, protocols of writers, and errors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from precache.errors import DatasetError, ImageError, os_reason, shell_command
+from precache.errors import DatasetError, ImageError, shell_command
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
-from precache.storage import read_regular
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-ByteRanges: TypeAlias = npt.NDArray[np.int64]
-"""First byte and number of bytes of each of n samples in their shard, int64 [n, 2]."""
+ByteRange: TypeAlias = tuple[int, int]
+"""First byte and number of bytes of a sample in its shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +72,6 @@ class StoredSample:
         return self.data
 
 
-def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> ByteRanges:
-    """Read the byte ranges of samples from the text index at `path`.
-
-    Args:
-        path: path of the index beside a shard.
-        parse: makes ranges of the lines, each split into words; raises ValueError or KeyError for damage.
-
-    Raises:
-        DatasetError: the index cannot be read, or is damaged.
-    """
-    try:
-        lines = [line.split() for line in read_regular(path).decode("ascii").splitlines()]
-        ranges = np.array([*parse(lines)], np.int64).reshape(-1, 2)
-        if np.any(ranges < 0):
-            raise ValueError("a negative number")
-    except OSError as error:
-        raise DatasetError(
-            f"cannot be read ({os_reason(error)})", path=path, remedy=shard_remedy(path)
-        ) from error
-    except (ValueError, KeyError, OverflowError) as error:
-        raise DatasetError(
-            f"cannot be read as an index ({error})", path=path, remedy=shard_remedy(path)
-        ) from error
-    return ranges
-
-
 class ShardWriter(Protocol):
     """Shard that is being written, under temporary names until `precache.storage.output.publish` renames it.
 
@@ -114,8 +83,11 @@ class ShardWriter(Protocol):
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None: ...
 
-    def add(self, sample: Sample) -> None:
-        """Write one more sample."""
+    def add(self, sample: Sample) -> ByteRange:
+        """Write one more sample, and return the range that `Format.read_sample` parses, or (0, 0).
+
+        The dataset's index has it, so that a sample is found without its shard being read.
+        """
 
     def finish(self) -> list[OutputFile]:
         """Complete and close the files, and return them, the shard first; they are not durable yet."""
@@ -151,12 +123,8 @@ class Format:
         backend: name of the backend of `loaders` that reads the format, unless another one is chosen.
         bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
         bytes_per_shard: bytes of a shard in addition to its samples, on average.
-        find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
-            [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
-            A format whose samples are no byte ranges leaves this and `read_sample` out.
-        read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
-        compute_ranges: computes what `find_samples` reads, from height and width of each picture, int64
-            [n, 2], and the number of channels. None: that takes the index file.
+        read_sample: parses the bytes of one sample, ValueError if they are none; of `shards` these are uint8
+            [bytes] without id and label. A format whose samples are no byte ranges leaves this out.
     """
 
     suffix: str
@@ -167,11 +135,9 @@ class Format:
     backend: str
     bytes_per_sample: int
     bytes_per_shard: int
-    find_samples: Callable[[Path], ByteRanges] = _refuse_single_samples
     read_sample: Callable[[bytes], StoredSample] = _refuse_single_samples
-    compute_ranges: Callable[[Ints, int], ByteRanges] | None = None
 
     @property
     def has_byte_ranges(self) -> bool:
         """Whether a sample is a byte range of its shard, by which it is read or fetched alone."""
-        return self.find_samples is not _refuse_single_samples
+        return self.read_sample is not _refuse_single_samples

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import ByteRanges, Format, Sample, StoredSample, shard_remedy
+from precache.formats.base import ByteRange, Format, Sample, StoredSample, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -61,14 +61,16 @@ class ShardsWriter:
         self._first_header = _header(_images_shape(count, size, 3), count, 3)
         self._file.write(self._first_header)
 
-    def add(self, sample: Sample) -> None:
-        """Write one more sample."""
+    def add(self, sample: Sample) -> ByteRange:
+        """Write one more sample, and return the bytes of its pixels."""
         pixels = np.ascontiguousarray(sample.data)
+        start = self._file.bytes
         self._file.write(pixels.data)
         self._labels.append(sample.label)
         self._ids.append(sample.id)
         self._shapes.append(pixels.shape)
         self._channels = pixels.shape[2]
+        return start, pixels.nbytes
 
     def finish(self) -> list[OutputFile]:
         """Write the arrays behind the pixels, and close the file, which is not durable yet."""
@@ -100,12 +102,6 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), shard.read_picture(row))
-
-
-def find_samples(path: Path) -> ByteRanges:
-    """Find first byte and number of bytes of each picture of the shard at `path`, int64 [n, 2]."""
-    with ShardFile(path) as shard:
-        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
 
 
 class ShardFile:
@@ -210,11 +206,6 @@ class ShardFile:
 def picture_starts(shapes: Shapes, channels: int) -> Shapes:
     """Compute the first byte in a shard of each picture, int64 [n], of these `shapes`, int64 [n, 2]."""
     return DATA_START + _offsets(shapes, channels)[0]
-
-
-def compute_ranges(shapes: Shapes, channels: int) -> ByteRanges:
-    """Compute first byte and number of bytes of each picture in a shard of these `shapes`, int64 [n, 2]."""
-    return np.stack((picture_starts(shapes, channels), shapes.prod(axis=1) * channels), axis=1)
 
 
 def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
@@ -324,8 +315,6 @@ FORMAT = Format(
     backend="shards",
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,
-    find_samples=find_samples,
     # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
-    compute_ranges=compute_ranges,
 )

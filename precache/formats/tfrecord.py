@@ -26,7 +26,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import ByteRanges, Format, Sample, StoredSample, read_index, shard_remedy
+from precache.formats.base import ByteRange, Format, Sample, StoredSample, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -47,11 +47,12 @@ class TFRecordWriter:
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
         self._index_path = base.with_name(base.name + INDEX_SUFFIX)
 
-    def add(self, sample: Sample) -> None:
-        """Write one more sample."""
-        record = _record(_encode_example(sample))
-        self._index.append(f"{self._file.bytes} {len(record)}\n")
+    def add(self, sample: Sample) -> ByteRange:
+        """Write one more sample, and return the bytes of its record."""
+        record, start = _record(_encode_example(sample)), self._file.bytes
+        self._index.append(f"{start} {len(record)}\n")
         self._file.write(record)
+        return start, len(record)
 
     def finish(self) -> list[OutputFile]:
         """Write the index, and close both files, which are not durable yet."""
@@ -73,16 +74,6 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         raise DatasetError(
             f"cannot be read as TFRecords ({os_reason(error)})", path=path, remedy=shard_remedy(path)
         ) from error
-
-
-def find_samples(path: Path) -> ByteRanges:
-    """Read first byte and number of bytes of each record of the file at `path` from the index beside it."""
-    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
-
-
-def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
-    for start, size in lines:
-        yield int(start), int(size)
 
 
 def read_sample(stored: bytes) -> StoredSample:
@@ -247,7 +238,6 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     writer=TFRecordWriter,
     read_shard=read_shard,
-    find_samples=find_samples,
     read_sample=read_sample,
     holds_pixels=False,
     backend="dali",

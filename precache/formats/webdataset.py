@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import ByteRanges, Format, Sample, StoredSample, read_index, shard_remedy
+from precache.formats.base import ByteRange, Format, Sample, StoredSample, shard_remedy
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
@@ -39,8 +39,9 @@ class WebDatasetWriter:
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
         self._index_path = base.with_name(base.name + INDEX_SUFFIX)
 
-    def add(self, sample: Sample) -> None:
-        """Write one more sample."""
+    def add(self, sample: Sample) -> ByteRange:
+        """Write one more sample, and return the bytes of its picture, with the tar header before it."""
+        start = self._file.bytes
         contents = {"jpg": bytes(sample.data)}
         if sample.label >= 0:
             contents["cls"] = str(sample.label).encode()
@@ -51,6 +52,7 @@ class WebDatasetWriter:
             entries.append(f"{extension} {self._file.bytes + _BLOCK} {len(content)} {name}")
             self._file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
         self._index.append(" ".join(entries))
+        return start, _BLOCK + len(contents["jpg"])
 
     def finish(self) -> list[OutputFile]:
         """Write the tar's end and its index, and close both files, which are not durable yet."""
@@ -85,22 +87,6 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         raise DatasetError(
             f"cannot be read as a tar of samples ({os_reason(error)})", path=path, remedy=shard_remedy(path)
         ) from error
-
-
-def find_samples(path: Path) -> ByteRanges:
-    """Read first byte and bytes of each picture, its tar header included, from the index of a tar."""
-    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
-
-
-def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
-    """Yield first byte and bytes of each picture, its tar header included."""
-    first, *others = lines
-    if first != ["v1.2", str(len(others))]:
-        raise ValueError("its first line")
-    for words in others:
-        ranges = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = ranges["jpg"]
-        yield int(start) - _BLOCK, int(size) + _BLOCK
 
 
 def read_sample(stored: bytes) -> StoredSample:
@@ -164,7 +150,6 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     writer=WebDatasetWriter,
     read_shard=read_shard,
-    find_samples=find_samples,
     read_sample=read_sample,
     holds_pixels=False,
     backend="webdataset",

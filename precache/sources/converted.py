@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,11 @@ from PIL import Image
 
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
-from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
+from precache.dataset.files import first_problem
+from precache.dataset.index import REMEDY, SampleIndex, checksum_of
+from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, SampleError, SettingError, os_reason, similar_name
 from precache.formats import FORMATS
-from precache.formats.base import ByteRanges
 from precache.pictures import images
 from precache.pictures.reading import read_with_retries
 from precache.pictures.sizes import sides, size_text
@@ -33,7 +33,6 @@ from precache.sources.text_files import decode_list, listed_path
 from precache.storage import read_regular, read_regular_part
 
 _ID = re.compile("[0-9]{1,18}")
-_CACHED_SHARDS = 4096  # shards whose samples' positions are kept in memory
 _NOT_SELECTED = "not taken (--classes or --ids)"
 _MAX_NAMES = 10  # classes that a message names
 
@@ -44,23 +43,19 @@ __all__ = ["ConvertedSource", "is_converted", "open_converted"]
 class ConvertedSource:
     """A converted dataset as a `Source`.
 
-    `SampleRef.offset` is the sample's position in stored order, shard by shard; the arrays have this order.
+    `SampleRef.offset` is the sample's row in the index, whose rows are in stored order, shard by shard.
 
     Attributes:
         dataset: dataset that is read.
         options: options that select samples.
-        ids: int64 [n], id of each sample.
-        ends: int64 [shards], number of samples up to the end of each shard.
-        checksums: uint64 [n], checksum of each stored picture.
-        shapes: int32 [n, 2], height and width of each stored picture; None if all have the recipe's size.
+        index: index of all its samples.
+        starts: int64 [shards], row of each shard's first sample.
     """
 
     dataset: ConvertedDataset
     options: SourceOptions
-    ids: Ints
-    ends: Ints
-    checksums: Checksums
-    shapes: Sizes | None
+    index: SampleIndex
+    starts: Ints
 
     @property
     def root(self) -> Path:
@@ -71,12 +66,11 @@ class ConvertedSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        manifest = self.dataset.manifest
-        index = self.dataset.read_index()
-        shard_splits = [shard.split for shard in manifest.shards]
-        split_names = list(dict.fromkeys(shard_splits))
-        shard_sizes = np.diff(self.ends, prepend=0)
-        splits = np.repeat([split_names.index(split) for split in shard_splits], shard_sizes)
+        manifest, index = self.dataset.manifest, self.index
+        if problem := first_problem(self.root, (shard.files[0] for shard in manifest.shards)):
+            raise DatasetError(problem, remedy=REMEDY)
+        split_names = manifest.shards.split_names
+        splits = np.repeat(manifest.shards.splits.astype(np.int64), manifest.shards.samples)
         is_selected = _selection(index, manifest.classes, self.options)
         rows = np.flatnonzero(is_selected)
         if not len(rows):
@@ -101,27 +95,27 @@ class ConvertedSource:
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """Return the stored JPEG or pixels of a sample."""
-        shard, row = self._locate(ref.offset)
-        recipe = self.dataset.manifest.recipe
+        recipe, index, row = self.dataset.manifest.recipe, self.index, ref.offset
+        shard = self._shard_of(row)
+        start, size = index.byte_ranges[row].tolist()
+        path = self.root / shard.file_name
         try:
-            with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
-                path, ranges = self._shard_ranges(shard)
-                start, size = ranges[row].tolist()
+            with self.dataset.local_files(shard.files[0]):
                 stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(
                 self.where(ref), f"is not where its index says ({error})", remedy=REMEDY
             ) from error
-        has_changed = checksum_of(sample.data) != self.checksums[ref.offset]
+        has_changed = checksum_of(sample.data) != index["checksums"][row]
         if sample.damage:
             raise SampleError(self.where(ref), sample.damage)
-        if has_changed or sample.id not in (-1, self.ids[ref.offset]):
+        if has_changed or sample.id not in (-1, index["ids"][row]):
             reason = "its bytes changed since they were written (checksum)"
             raise SampleError(self.where(ref), reason, remedy=REMEDY)
         if isinstance(sample.data, bytes):
             return sample.data
-        height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.offset].tolist()
+        height, width = sides(recipe.size) if "shapes" not in index else index["shapes"][row].tolist()
         if sample.data.size != height * width * images.CHANNELS[recipe.channels]:
             expected = f"{width}x{height} pixels of {recipe.channels}"
             reason = f"holds no {expected}, as manifest and index say"
@@ -131,9 +125,8 @@ class ConvertedSource:
 
     def where(self, ref: SampleRef) -> str:
         """Return the name for messages: shard, id and path."""
-        shard, _ = self._locate(ref.offset)
-        file_name = self.dataset.manifest.shards[shard].file_name
-        return f"{self.root / file_name}: sample {self.ids[ref.offset]} ({ref.path})"
+        file_name = self._shard_of(ref.offset).file_name
+        return f"{self.root / file_name}: sample {self.index['ids'][ref.offset]} ({ref.path})"
 
     def prepare(self, scan: Scan, recipe: Recipe) -> Scan:
         """Adapt the scan to `recipe`.
@@ -153,7 +146,7 @@ class ConvertedSource:
             samples = samples.select(all_rows, no_splits, ("",))
         has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
         if (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge):
-            samples.original_sizes = self.dataset.read_index().source_sizes[samples.offsets]
+            samples.original_sizes = self.index.source_sizes[samples.offsets]
         elif has_jpegs:
             warning = (
                 f"{self.root}: holds JPEGs, and what is resized is written as JPEG a second time, at quality "
@@ -162,18 +155,9 @@ class ConvertedSource:
             scan = replace(scan, warnings=(*scan.warnings, warning))
         return replace(scan, samples=samples)
 
-    def _locate(self, offset: int) -> tuple[int, int]:
-        """Return the shard of the sample at `offset` in stored order, and its row in the shard."""
-        shard = int(np.searchsorted(self.ends, offset, side="right"))
-        start = int(self.ends[shard - 1]) if shard else 0
-        return shard, offset - start
-
-    def _shard_ranges(self, number: int) -> tuple[Path, ByteRanges]:
-        """Return the file of a shard, and offset and size of its samples."""
-        entry, format_name = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
-        with self.dataset.local_files(*entry.files):
-            path = self.dataset.path / entry.file_name
-            return path, _find_samples(format_name, path, entry.files[0].crc32c, entry.samples)
+    def _shard_of(self, row: int) -> ShardEntry:
+        """Return the shard of the sample in this row of the index."""
+        return self.dataset.manifest.shards[int(np.searchsorted(self.starts, row, side="right")) - 1]
 
     def _samples(self, index: SampleIndex, rows: Ints, splits: Ints, split_names: Sequence[str]) -> Samples:
         """Return the samples at `rows` of the index.
@@ -181,13 +165,12 @@ class ConvertedSource:
         Args:
             splits: int64 [n], index into `split_names` of each sample of the index.
         """
-        sizes = np.concatenate([self._shard_ranges(number)[1][:, 1] for number in range(len(self.ends))])
         paths = [os.fsencode(index.path(row)) for row in rows.tolist()]
         used_splits, row_splits = np.unique(splits[rows], return_inverse=True)
         return Samples(
             ids=index.ids[rows],
             labels=index.labels[rows],
-            file_bytes=sizes[rows],
+            file_bytes=index.byte_ranges[rows][:, 1],
             modified_ns=np.zeros(len(rows), np.int64),
             splits=row_splits.astype(np.int64),
             split_names=tuple(split_names[split] for split in used_splits.tolist()),
@@ -208,9 +191,7 @@ def open_converted(path: Path, options: SourceOptions) -> ConvertedSource:
     """
     options.check_kind(CONVERTED)
     dataset = open_dataset(path)
-    index = dataset.read_index()
-    ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
-    return ConvertedSource(dataset, options, index.ids, ends, index.checksums, index.shapes)
+    return ConvertedSource(dataset, options, dataset.read_index(), dataset.manifest.shards.starts)
 
 
 def _selection(index: SampleIndex, classes: Sequence[str], options: SourceOptions) -> npt.NDArray[np.bool_]:
@@ -288,9 +269,9 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
     """Raise SettingError if `recipe` would enlarge pictures that the conversion has shrunk."""
     if recipe.fit in images.KEEPING_FITS and not recipe.enlarge:
         return
-    stored_sides = sides(stored.size)
-    if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
-        shrunk = source.shapes[source.shapes.max(axis=1) >= stored.size]
+    stored_sides, shapes = sides(stored.size), source.index.shapes
+    if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and shapes is not None:
+        shrunk = shapes[shapes.max(axis=1) >= stored.size]
         if len(shrunk):
             stored_sides = tuple(shrunk.min(axis=0).tolist())
     if any(new > old for new, old in zip(sides(recipe.size), stored_sides, strict=True)):
@@ -300,16 +281,3 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
             f"and enlarging adds nothing",
             remedy="choose that or less, or convert the original pictures",
         )
-
-
-@lru_cache(_CACHED_SHARDS)
-def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> ByteRanges:
-    """Return offset and size of the samples in a shard.
-
-    Args:
-        crc32c: checksum of the shard, so that the cache does not serve an earlier version of the file.
-    """
-    ranges = FORMATS[format_name].find_samples(path)
-    if len(ranges) != samples:
-        raise DatasetError(f"expected {samples:,} samples, got {len(ranges):,}", path=path, remedy=REMEDY)
-    return ranges

@@ -44,6 +44,7 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "labels": Column(ids % 2),
         "source_sizes": Column(np.zeros((SAMPLES, 2), np.int32)),
         "checksums": Column(np.zeros(SAMPLES, np.uint64)),
+        "byte_ranges": Column(np.tile(np.array([4096, 48 * 48 * 3]), (SAMPLES, 1))),
         "paths": Column(np.tile(np.frombuffer(b"1.jpg", np.uint8), SAMPLES), 5 * (ids + 1)),
     }
     source = {"source:modified_ns": ids, "source:checksums": ids.astype(np.uint64)}

@@ -14,7 +14,6 @@ from loaders.dataset import open_split
 from loaders.read import blocks
 from loaders.read.blocks import BlockReader
 from precache.errors import DatasetError
-from precache.formats import FORMATS
 from precache.formats.shards import ShardFile
 from tests.conftest import IMAGES
 
@@ -52,8 +51,8 @@ def test_reader_reads_each_block_of_the_pictures_once_in_order(
     batches = [order[start : start + 7] for start in range(0, IMAGES, 7)]
     expected: dict[tuple[str, int], None] = {}
     for position in order:
-        (shard,), (row,) = (array.tolist() for array in data.locate(np.array([position])))
-        start, count = FORMATS["shards"].find_samples(Path(data.files[shard]))[row].tolist()
+        shard = int(data.locate(np.array([position]))[0][0])
+        start, count = data.index.byte_ranges[position].tolist()
         for number in range(start // BLOCK_BYTES, (start + count - 1) // BLOCK_BYTES + 1):
             expected[data.files[shard], number] = None
     with closing(BlockReader(data)) as reader:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -79,15 +78,10 @@ def connect(address: str | None = None) -> bool:
     if address not in (None, "", "auto"):
         _check_answers(str(address))
     handler = signal.getsignal(signal.SIGTERM)
-    printed: list[str] = []
     try:
-        with _capture_stderr(printed):
-            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reasons = [" ".join(str(error).split())]
-        if printed:
-            reasons.insert(0, printed[-1].rpartition("] ")[2])
-        raise _no_cluster_error(address or "auto", "; ".join(reasons)[:400]) from error
+        raise _no_cluster_error(address or "auto", " ".join(str(error).split())[:400]) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # `ray.init` installs a handler of its own
@@ -96,21 +90,6 @@ def connect(address: str | None = None) -> bool:
         # so that Ray does not print the last lines of the log of each node that dies
         worker._worker_logs_enabled = False
     return True
-
-
-@contextmanager
-def _capture_stderr(printed: list[str]) -> Iterator[None]:
-    """Append to `printed`, at the end of the block, the lines that C++ code wrote to descriptor 2 in it."""
-    with tempfile.TemporaryFile() as file:
-        before = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            file.seek(0)
-            printed += file.read().decode(errors="replace").splitlines()
 
 
 def _check_answers(address: str) -> None:

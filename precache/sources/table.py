@@ -735,11 +735,11 @@ def read_arrow(name: str, folder: str) -> Rows:
             ColumnInfo(column.name, _class_names(file.schema, column.name), _has_bytes(column.type))
             for column in file.schema
         ]
-        count = sum(batch.num_rows for batch in file.read([], _BATCH_ROWS))
+        count = sum(batch.num_rows for batch in file.read([], False))
 
     def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
         with _open_arrow_file(name) as file:
-            batches = list(file.read(wanted, _BATCH_ROWS))
+            batches = list(file.read(wanted, False))
             arrays = {column: [batch.column(column) for batch in batches] for column in wanted}
             return {column: pyarrow.chunked_array(arrays[column]) if batches else [] for column in wanted}
 
@@ -751,12 +751,13 @@ class _ArrowFile(NamedTuple):
 
     Attributes:
         schema: names and types of the columns.
-        read: function of names of columns, and of a number of rows at a time, that yields record batches.
+        read: function of names of columns, and of whether these are pictures, that yields record batches.
+            Pictures of Parquet come a few at a time; others stay in the mapped file.
         mapped: the mapped file, as a buffer of Arrow; None for Parquet, which has to be decoded.
     """
 
     schema: Any
-    read: Callable[[Sequence[str], int], Iterator[Any]]
+    read: Callable[[Sequence[str], bool], Iterator[Any]]
     mapped: Any = None
 
 
@@ -782,12 +783,14 @@ def _open_parquet(file: BinaryIO) -> _ArrowFile:
         file, pre_buffer=False, page_checksum_verification=True, buffer_size=_BUFFER_BYTES
     )
 
-    def read(names: Sequence[str], row_count: int) -> Iterator[Any]:
+    def read(names: Sequence[str], are_pictures: bool) -> Iterator[Any]:
+        row_count = _BATCH_PICTURES if are_pictures else _BATCH_ROWS
         remaining = opened.metadata.num_rows
         for batch in opened.iter_batches(row_count, columns=list(names), use_threads=False):
             remaining -= batch.num_rows
             if remaining < 0:
                 break
+            batch.validate(full=True)  # text that is no UTF-8
             yield batch
         if remaining:
             raise ValueError("more or fewer rows than its end says")
@@ -804,9 +807,10 @@ def _open_arrow(name: str, file: BinaryIO) -> _ArrowFile:
     mapped = pyarrow.memory_map(name).read_buffer()
     schema = open_reader(mapped).schema
 
-    def read(names: Sequence[str], row_count: int) -> Iterator[Any]:
-        indices = [schema.get_field_index(column) for column in names] or [0]  # none would be all
-        options = pyarrow.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
+    def read(names: Sequence[str], are_pictures: bool) -> Iterator[Any]:
+        options = pyarrow.ipc.IpcReadOptions(use_threads=False)
+        if not are_pictures:  # a choice of columns is copied to memory
+            options.included_fields = [schema.get_field_index(column) for column in names or schema.names[:1]]
         reader = open_reader(mapped, options=options)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if has_index else reader
         for batch in batches:
@@ -915,7 +919,9 @@ def _locate_pictures(name: str, folder: str, column: str, copy: Any) -> _Picture
     starts, sizes, files = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], dict[int, str]()
     first_row = 0
     with _open_arrow_file(name) as file:
-        for batch in file.read([column], _BATCH_PICTURES):
+        for batch in file.read([column], True):
+            if not batch.num_rows:
+                continue
             pictures: Any = batch.column(column)
             paths: Any = None
             if pyarrow.types.is_struct(pictures.type):
@@ -926,17 +932,18 @@ def _locate_pictures(name: str, folder: str, column: str, copy: Any) -> _Picture
             has_none = pictures.is_null().to_numpy(zero_copy_only=False)
             _, offset_bytes, content = pictures.buffers()
             offsets = np.frombuffer(offset_bytes, np.int64)[pictures.offset :][: len(pictures) + 1]
+            shift = 0
             if copy is not None:
                 shift = copy.tell() - int(offsets[0])
                 copy.write(memoryview(content)[offsets[0] : offsets[-1]])
-            else:
+            elif offsets[-1] > offsets[0]:
                 shift = content.address - file.mapped.address
                 if not 0 <= shift <= file.mapped.size - content.size:
                     return None
             starts.append(offsets[:-1] + shift)
             sizes.append(np.where(has_none, -1, np.diff(offsets)))
             for row in np.flatnonzero(has_none).tolist() if paths is not None else ():
-                path = os.path.join(folder, paths[row].as_py() or "")
+                path = os.path.join(folder, str(paths[row].as_py() or ""))
                 if (file_status := status_of(path)) is not None:
                     files[first_row + row], sizes[-1][row] = path, file_status[0]
             first_row += len(pictures)

@@ -543,12 +543,9 @@ def _arrow_values(column: Any) -> tuple[list[Any], Ints | None]:
     kind = column.type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
         return column.to_pylist(), None
-    encoded = column.dictionary_encode(null_encoding="encode").combine_chunks()
-    chunks = getattr(encoded, "chunks", [encoded])
-    codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in chunks]
-    return (chunks[0].dictionary.to_pylist() if chunks else []), np.concatenate(codes or [[]]).astype(
-        np.int64
-    )
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return encoded.dictionary.to_pylist(), codes
 
 
 def _plain_value(value: Any) -> Any:

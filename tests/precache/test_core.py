@@ -19,7 +19,7 @@ DISTRIBUTIONS = {
     "google_crc32c": "google-crc32c",
 }
 """Module -> package that installs it, where their names differ."""
-OPTIONAL = {"boto3", "datasets", "obstore", "opencv-python-headless", "pyarrow", "ray"}
+OPTIONAL = {"boto3", "obstore", "opencv-python-headless", "pyarrow", "ray"}
 """Modules that extras install, imported only where they are used."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """

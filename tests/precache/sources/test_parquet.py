@@ -1,5 +1,7 @@
-"""Parquet files with pictures as sources: published folders, splits, classes, missing pictures."""
+"""Parquet and Arrow files with pictures as sources: folders, splits, classes, missing pictures, copies."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from precache.sources import find_split
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import picture
-from tests.precache.sources.tables import write_parquet, write_pictures
+from tests.precache.sources.tables import save_dataset, write_parquet, write_pictures
 from tests.precache.sources.tars import put, scan_of
 
 CLASSES = ["zebra", "ant"]  # not sorted: the order of the file must be kept
@@ -122,3 +124,60 @@ def test_parquet_files_with_other_columns_or_classes_are_refused(tmp_path: Path)
         with pytest.raises(SourceError, match=details) as raised:
             scan_of(tmp_path)
         assert raised.value.path == str(second)
+
+
+def write_arrow(path: Path, batches: list[list[Any]], compression: str | None) -> Path:
+    """Write an Arrow file with a batch for each list of pictures."""
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
+    schema = pyarrow.schema(
+        {"image": pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}), "label": "int64"}
+    )
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with pyarrow.ipc.new_file(path, schema, options=options) as writer:
+        for pictures in batches:
+            columns = {"image": pictures, "label": [*range(len(pictures))]}
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+    return path
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_pictures_in_uncompressed_arrow_files_are_read_in_place(
+    compression: str | None, tmp_path: Path
+) -> None:
+    put(tmp_path, {"pics/1.png": PNGS[1]})
+    zeros = [bytes(10_000), bytes(7)]  # no pictures, but they can be compressed
+    in_file, nowhere = {"bytes": None, "path": "pics/1.png"}, {"bytes": None, "path": "gone.png"}
+    batches = [[], [{"bytes": PNGS[0], "path": None}, None], [in_file, nowhere], [], [None]]
+    batches.append([{"bytes": content, "path": "x"} for content in (*zeros, PNGS[2])])
+    path = write_arrow(tmp_path / "t.arrow", batches, compression)
+    scan = scan_of(path, target="none")
+    expected = [PNGS[0], None, PNGS[1], None, None, *zeros, PNGS[2]]
+    for ref, content in zip(scan.samples, expected, strict=True):
+        assert ref.bytes == (-1 if content is None else len(content))
+        if content is not None:
+            assert scan.source.read(ref, 999_999) == content
+            continue
+        with pytest.raises(ImageError, match="no picture"):
+            scan.source.read(ref, 999_999)
+    os.utime(path, (1, 1))
+    with nullcontext() if compression else pytest.raises(SourceError, match="changed"):
+        scan.source.read(scan.samples[0], 999_999)
+
+
+def test_a_saved_dataset_has_the_splits_that_its_folder_names(tmp_path: Path) -> None:
+    for split, labels in (("train", [1, 0, 1]), ("test", [0])):
+        pictures = [{"bytes": PNGS[row], "path": None} for row in range(len(labels))]
+        save_dataset(tmp_path / split, {"image": pictures, "label": labels}, CLASSES)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    scan = scan_of(tmp_path)
+    assert [(ref.split, ref.label) for ref in scan.samples] == [
+        ("train", 1), ("train", 0), ("train", 1), ("test", 0)
+    ]  # fmt: skip
+    assert scan.classes == tuple(CLASSES)
+    with pytest.raises(SettingError, match="has splits already"):
+        scan_of(tmp_path, split="label")
+    for damaged in ("{", "[]", '{"splits": 5}', '{"splits": ["gone"]}', '{"splits": [{}]}', "\xff"):
+        (tmp_path / "dataset_dict.json").write_text(damaged, encoding="latin-1")
+        with pytest.raises(SourceError) as raised:
+            scan_of(tmp_path)
+        assert str(raised.value.path).startswith(str(tmp_path))

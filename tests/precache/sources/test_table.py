@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precache import SettingError, SourceError, convert, verify_deep
+from precache.errors import MissingDependencyError
 from precache.sources.base import Scan, check_no_overlap
 from tests.conftest import small_recipe
 from tests.precache.sources.tables import WRITERS, scan_text
@@ -176,6 +178,45 @@ def is_json(text: str) -> bool:
     with suppress(ValueError):
         return isinstance(json.loads(text), list)
     return False
+
+
+CELLS = st.text(st.sampled_from("ab1 .,;'\"\n\r\t|[\u00e9\\"), max_size=6)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cells=st.lists(st.tuples(CELLS, CELLS), min_size=2, max_size=4),
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+    quotes_all=st.booleans(),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+)
+def test_cells_are_what_a_writer_of_csv_was_given(
+    cells: list[tuple[str, str]], line_end: str, quotes_all: bool, encoding: str, photos: Path
+) -> None:
+    file = io.StringIO(newline="")
+    # in an unquoted cell the writer leaves a line break that is not its own
+    quoting = csv.QUOTE_MINIMAL if line_end == "\r\n" and not quotes_all else csv.QUOTE_ALL
+    writer = csv.writer(file, lineterminator=line_end, quoting=quoting)
+    writer.writerows([("path", "a", "b"), *((f"{row}.jpg", *pair) for row, pair in enumerate(cells))])
+    options = {"target": "none", "fields": ("a", "b")}
+    try:
+        scan = scan_text(photos, file.getvalue().encode(encoding), **options)
+    except SourceError:  # numbers or lists beside an empty cell
+        assert any(cell == "" for pair in cells for cell in pair)
+        return
+    for name, values in zip("ab", zip(*cells, strict=True), strict=True):
+        column = scan.samples.fields[name]
+        read = [column.row_value(row) for row in range(len(cells))]
+        assert read == (list(map(float, values)) if column.kind in ("int", "float") else [*values])
+
+
+def test_a_csv_without_pyarrow_names_the_command_that_installs_it(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'precache\[table\]'"):
+        scan_text(photos, "path\n0.jpg\n")
+    assert len(scan_text(photos, '{"path": "0.jpg"}', "t.jsonl").samples) == 1
 
 
 SPACED = [

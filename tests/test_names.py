@@ -1,6 +1,8 @@
 """Names say what they hold, and a class name is used once in a package."""
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,20 @@ def test_a_class_name_is_used_once_in_a_package(package: str) -> None:
             if isinstance(node, ast.ClassDef):
                 lines.setdefault(node.name, []).append(where(path, node.lineno, node.name))
     assert [line for line in lines.values() if len(line) > 1] == []
+
+
+def test_every_name_of_a_module_is_used_by_the_product() -> None:
+    paths = [path for package in PACKAGES[:-1] for path in files(package)]
+    words = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
+    wrong = []
+    for path in paths:
+        for node in ast.parse(path.read_text()).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", node)
+            name = getattr(target, "id", getattr(target, "name", "__"))
+            is_command = getattr(node, "decorator_list", [])
+            if words[name] < 2 and not name.endswith("__") and not is_command:
+                wrong.append(where(path, node.lineno, name))
+    assert wrong == []
 
 
 def test_names_of_tests_have_at_most_70_characters() -> None:

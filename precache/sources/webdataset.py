@@ -387,6 +387,7 @@ class _TarSamples:
         is_target_open = options.target is None and options.separator is None
         if not self.labels_are_parts or not is_target_open:
             return labels, None, []
+        labels = [str(label) for label in labels]  # those of some samples may be values in .json
         if not any(_CLASS_INDEX.fullmatch(label) for label in labels):
             return labels, None, []
         for row, label in enumerate(labels):

@@ -1,5 +1,6 @@
 """WebDataset tars as sources: keys, parts, labels, fields and splits."""
 
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -193,6 +194,14 @@ def test_labels_in_tars_are_indices_names_or_numbers(tmp_path: Path) -> None:
         scan = scan_of(make_tar(tmp_path / "x.tar", files), **options)
         assert (scan.target, scan.classes) == (target, classes)
         assert [ref.label if classes else ref.target for ref in scan.samples] == labels
+
+
+def test_labels_may_be_parts_of_some_samples_and_in_json_of_others(tmp_path: Path) -> None:
+    for part, value, classes in ((b"2", 1, ("0", "1", "2")), (b"owl", "heron", ("heron", "owl"))):
+        files = {"a.jpg": JPEG, "a.kind": part, "b.jpg": JPEG, "b.json": json.dumps({"kind": value}).encode()}
+        scan = scan_of(make_tar(tmp_path / "x.tar", files), label="kind")
+        assert [scan.classes[ref.label] for ref in scan.samples] == [part.decode(), str(value)]
+        assert scan.classes == classes
 
 
 def test_target_none_takes_tars_without_their_labels(tmp_path: Path) -> None:

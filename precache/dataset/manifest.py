@@ -48,10 +48,14 @@ class ManifestError(DatasetError):
     """The manifest of a dataset has changed since it was written, or is none of this project."""
 
 
+_Checksum: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]*\Z")]
+
+
 class _AnyManifest(Struct):
     """What manifests of all versions have."""
 
     version: int
+    checksum: _Checksum = ""
 
 
 class StoredManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +77,7 @@ class StoredManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields: name -> kind of each field, see `precache.dataset.columns`.
         statistics: split -> mean and standard deviation of the pictures as they are stored; of JPEGs, before
             they are encoded.
-        checksum: SHA-256 (hex) of all other values.
+        checksum: SHA-256 (hex) of the file's bytes without this text.
     """
 
     version: int = VERSION
@@ -90,7 +94,7 @@ class StoredManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_tree: bool
     fields: dict[str, Kind]
     statistics: dict[_Split, ChannelStatistics]
-    checksum: str = ""
+    checksum: _Checksum = ""
 
     def __post_init__(self) -> None:
         channels = CHANNELS[self.recipe.channels]
@@ -182,9 +186,10 @@ class Manifest(StoredManifest, frozen=True, kw_only=True):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `dataset.json` into `folder`, which commits a conversion."""
-    stored = StoredManifest(**{name: getattr(manifest, name) for name in StoredManifest.__struct_fields__})
+    values = {name: getattr(manifest, name) for name in StoredManifest.__struct_fields__}
+    stored = StoredManifest(**{**values, "checksum": ""})
     with atomic_write(folder / MANIFEST_NAME) as file:
-        file.write(encode(replace(stored, checksum=_checksum(stored)), indent=1))
+        file.write(encode(replace(stored, checksum=_sha256(encode(stored, indent=1))), indent=1))
 
 
 def parse_manifest(raw: bytes, path: Location, local_file: LocalFile) -> tuple[Manifest, str]:
@@ -203,18 +208,18 @@ def parse_manifest(raw: bytes, path: Location, local_file: LocalFile) -> tuple[M
         ManifestError: this is no manifest, or one of another version, or it was edited or damaged.
         IndexFileError: the index is missing or damaged.
     """
-    version = decode(raw, _AnyManifest, path=path, error=ManifestError, remedy=CONVERT_AGAIN).version
-    if version != VERSION:
+    known = decode(raw, _AnyManifest, path=path, error=ManifestError, remedy=CONVERT_AGAIN)
+    if known.version != VERSION:
         raise ManifestError(
-            f"manifest version {version}, expected {VERSION}",
+            f"manifest version {known.version}, expected {VERSION}",
             path=path,
             remedy=f"{CONVERT_AGAIN}, or use the release that wrote it",
         )
-    stored = decode(raw, StoredManifest, path=path, error=ManifestError, remedy=CONVERT_AGAIN)
-    if stored.checksum != _checksum(stored):
+    if known.checksum != _sha256(raw.replace(known.checksum.encode(), b"")):
         raise ManifestError(
             "was edited or damaged (its checksum does not fit its content)", path=path, remedy=CONVERT_AGAIN
         )
+    stored = decode(raw, StoredManifest, path=path, error=ManifestError, remedy=CONVERT_AGAIN)
     manifest = _with_index(stored, local_file)
     for split, class_counts in manifest.samples_per_class.items():
         samples = manifest.split_samples[split]
@@ -228,16 +233,16 @@ def parse_manifest(raw: bytes, path: Location, local_file: LocalFile) -> tuple[M
     return manifest, _dataset_digest(stored)
 
 
-def _checksum(stored: StoredManifest) -> str:
-    """Compute SHA-256 (hex) of everything in a manifest but its checksum."""
-    return hashlib.sha256(encode(replace(stored, checksum=""))).hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _dataset_digest(stored: StoredManifest) -> str:
     """Compute SHA-256 (hex) of a manifest without all that depends on the times of the source's files."""
     columns = stored.index.columns.items()
     columns_of_pictures = {name: checksum for name, checksum in columns if not name.startswith(SOURCE)}
-    return _checksum(replace(stored, index=replace(stored.index, crc32c="", columns=columns_of_pictures)))
+    index = replace(stored.index, crc32c="", columns=columns_of_pictures)
+    return _sha256(encode(replace(stored, index=index, checksum="")))
 
 
 def _with_index(stored: StoredManifest, local_file: LocalFile) -> Manifest:

@@ -34,7 +34,7 @@ def test_open_dataset_refuses_an_index_of_this_name(
         open_dataset(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name is not None])  # a key of JSON is a text
 def test_open_dataset_refuses_a_split_of_this_name(
     name: Any, converted: dict[str, Path], tmp_path: Path
 ) -> None:

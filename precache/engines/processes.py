@@ -5,11 +5,11 @@ which unit it begins, in memory that outlives the worker, and is tried again. A 
 is left out, and the rest of its task is done. The engine `ray` runs this one on the node to find such a unit.
 
 A worker is a new Python, whatever the program has imported. It imports `precache`, and the program's main
-module only if what it is sent was defined there; so `if __name__ == "__main__":` is needed only then. Two
-workers are ready after 0.4 s, with 30 MB of their own each, also in a program that has imported torch; those
-of multiprocessing import the program's script again, and with it torch: 2.4 s and 280 MB each (spawn), 2 s
-and 280 MB (forkserver), on 2 CPUs of an AMD EPYC. And `multiprocessing` has one fork server and one start
-method in a program, which are the program's to set.
+module only if what it is sent was defined there; so `if __name__ == "__main__":` is needed only then. A start
+takes 0.35 s of CPU time, and 30 MB that are not shared: two workers are ready after 0.4 s. In a script that
+imports torch, too, where multiprocessing's workers, which import the script again, take 2.4 s (spawn) or 2 s
+(forkserver) and 280 MB each. (2 CPUs of an AMD EPYC.) And a program has one fork server, and one start method
+of multiprocessing, which are its own to set.
 
 `concurrent.futures.ProcessPoolExecutor` does not do: if a worker is killed while it sends a result, the pool
 waits for the rest of the result forever; and when one worker dies, it ends the others too, so that all their

@@ -68,6 +68,7 @@ from precache.sources.targets import (
     ColumnInfo,
     Roles,
     RowValues,
+    as_list,
     choose_roles,
     scan_rows,
     split_name,
@@ -319,7 +320,7 @@ class _RowList:
             label=roles.label,
             labels=() if roles.label is None else self._join(roles.label),
             class_names=roles.class_names,
-            fields={name: _as_list(self._join(name)) for name in roles.fields},
+            fields={name: self._join(name) for name in roles.fields},
             labels_are_text=self._is_text,
             fields_are_text=self._is_text,
         )
@@ -327,7 +328,7 @@ class _RowList:
     def _join(self, name: str) -> Sequence[Any]:
         """Return one column of all parts."""
         parts = [columns[name] for columns in self._columns]
-        return parts[0] if len(parts) == 1 else list(chain.from_iterable(map(_as_list, parts)))
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(map(as_list, parts)))
 
     def add_part(self, part: RowPart, rows: Rows, roles: Roles) -> None:
         """Append the rows of a part.
@@ -347,7 +348,7 @@ class _RowList:
         if roles.split is not None:
             splits = self._splits(roles.split, values[roles.split], offsets)
         if pictures is None:
-            self._add_files(part, rows, image, _as_list(values[image]), splits, offsets)
+            self._add_files(part, rows, image, values[image], splits, offsets)
         else:
             sizes = [0] * rows.count if pictures.sizes is None else pictures.sizes.tolist()
             for row in rows.unread:
@@ -361,7 +362,7 @@ class _RowList:
     def _splits(self, column: str, values: Sequence[Any], offsets: Sequence[int]) -> list[str]:
         """Return the splits that the values of the last part say."""
         splits = []
-        for value, offset in zip(_as_list(values), offsets, strict=True):
+        for value, offset in zip(as_list(values), offsets, strict=True):
             try:
                 splits.append(split_name(column, value))
             except ValueError as error:
@@ -380,21 +381,24 @@ class _RowList:
     ) -> None:
         """Append rows whose pictures are files, and a warning of missing files."""
         scanned = self.parts[-1]
-        folder, short_paths, missing_rows = os.path.abspath(scanned.folder), list[str](), list[int]()
-        sizes, times, path_hashes = array("q"), array("q"), array("q")
-        for row, path in enumerate(paths, scanned.first):
-            if reason := _path_problem(path):
-                where = scanned.row_name(offsets[row - scanned.first], row)
-                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
-            short_path, full_path, status = _find_file(folder, path)
-            if status is None:
-                missing_rows.append(row)
-            size, modified_ns = status or (-1, 0)
-            sizes.append(size)
-            times.append(modified_ns)
-            short_paths.append(f"{part.prefix}{short_path}")
-            path_hashes.append(hash(full_path))
-        self.samples.add_files(short_paths, splits, sizes, times, offsets)
+        folder, missing_rows, path_hashes = os.path.abspath(scanned.folder), list[int](), array("q")
+        for start in range(0, rows.count, _BATCH_ROWS):
+            batch = slice(start, start + _BATCH_ROWS)  # paths take less memory as bytes of a sample list
+            short_paths, sizes, times = list[str](), array("q"), array("q")
+            for row, path in enumerate(as_list(paths[batch]), start):
+                if reason := _path_problem(path):
+                    where = scanned.row_name(offsets[row], scanned.first + row)
+                    raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
+                short_path, full_path, status = _find_file(folder, path)
+                if status is None:
+                    missing_rows.append(scanned.first + row)
+                size, modified_ns = status or (-1, 0)
+                sizes.append(size)
+                times.append(modified_ns)
+                short_paths.append(f"{part.prefix}{short_path}")
+                path_hashes.append(hash(full_path))
+            batch_splits = splits if isinstance(splits, str) else splits[batch]
+            self.samples.add_files(short_paths, batch_splits, sizes, times, offsets[batch])
         if not part.is_dataset:
             self._check_unique(column, path_hashes)
         if missing_rows:
@@ -439,11 +443,6 @@ class _RowList:
             path=first_missing,
             remedy=remedy,
         )
-
-
-def _as_list(column: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of an Arrow array as a list, and a list as it is."""
-    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 # --- files that rows name ---
@@ -540,9 +539,10 @@ def read_csv(name: str) -> Rows:
     _, header = next(_records(name, content, dialect), (0, []))
     if not header:
         raise SourceError("is empty; expected a first line with the names of its columns", path=name)
-    lines = [line for line, text in enumerate(content.splitlines(), 1) if text]
     if b'"' in content:  # a cell may have several lines
-        lines = [line for line, _ in _records(name, content, dialect)]
+        lines = np.array([line for line, _ in _records(name, content, dialect)], np.int64)
+    else:
+        lines = _filled_lines(content)
     if has_spaces:  # Arrow takes them for a part of the cell
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=delimiter).writerows(
@@ -576,9 +576,17 @@ def read_csv(name: str) -> Rows:
         [ColumnInfo(column) for column in names],
         table.num_rows - 1,
         lambda wanted: {column: columns[column] for column in wanted},
-        lines=np.array(lines[1:], np.int64),
+        lines=lines[1:],
         is_text=True,
     )
+
+
+def _filled_lines(content: bytes) -> Ints:
+    """Return the numbers of the lines that are not blank, from 1: int64 [m]."""
+    characters = np.frombuffer(content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), np.uint8)
+    ends = np.append(np.flatnonzero(characters == ord("\n")), len(characters))
+    starts = np.append(0, ends[:-1] + 1)
+    return np.flatnonzero(ends > starts) + 1
 
 
 def _records(name: str, content: bytes, dialect: Mapping[str, Any]) -> Iterator[tuple[int, list[str]]]:
@@ -587,7 +595,7 @@ def _records(name: str, content: bytes, dialect: Mapping[str, Any]) -> Iterator[
     Raises:
         SourceError: a quote is not closed, or a row has more or fewer cells than the header.
     """
-    reader = csv.reader(io.StringIO(content.decode(), newline=""), strict=True, **dialect)
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""), strict=True, **dialect)
     count, row = 0, -1
     while True:
         line = reader.line_num + 1

@@ -228,7 +228,7 @@ class RowValues:
     Attributes:
         row_name: function that returns the name of a row in messages.
         label: name of the column of labels; None if the samples get none.
-        labels: values of the labels, one for each row.
+        labels: values of the labels, one for each row; they and fields may be Arrow arrays.
         class_names: names that labels are, or are indices of; None if the source has no such names.
         fields: values of each field by its name, one for each row.
         labels_are_text, fields_are_text: whether values are unparsed text, as the cells of a CSV are.
@@ -315,7 +315,7 @@ def _field_columns(values: RowValues) -> tuple[dict[str, Column], list[str]]:
     columns, notes = {}, []
     for name, cells in values.fields.items():
         try:
-            columns[name] = _field_column(cells, are_text=values.fields_are_text)
+            columns[name] = _field_column(as_list(cells), are_text=values.fields_are_text)
         except ValueOfRowError as error:
             problem = values.error(error.row, name, error.reason)
             if not values.fields_are_optional:
@@ -330,6 +330,11 @@ def _field_column(values: Sequence[Any], *, are_text: bool) -> Column:
         if value is None:
             raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
     return Column.from_values(_parse_cells(values) if are_text else values)
+
+
+def as_list(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of an Arrow array as a list, and a list as it is."""
+    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 def _select(samples: Samples, rows: Ints) -> Samples:

@@ -28,7 +28,7 @@ from loaders.transfer import Pipeline, receive
 from precache.errors import ImageError, SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
-_AHEAD_BATCHES = 2
+_AHEAD_BATCHES = 3
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)

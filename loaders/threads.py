@@ -6,8 +6,8 @@ called without an active exception', exit code 134. So no thread of this module 
 shutdown: https://docs.python.org/3/c-api/init.html#c.PyEval_RestoreThread
 
 The threads are daemons, since a read from a disk that hangs would otherwise keep the program alive for ever.
-An `atexit` handler waits for them, for a bounded time; the threads of ThreadPoolExecutor are waited for
-without a bound.
+An `atexit` handler waits for them, for a bounded time. That is why they are not those of ThreadPoolExecutor,
+which are waited for without a bound, before any handler could tell them to stop.
 """
 
 import atexit
@@ -18,9 +18,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -30,10 +29,6 @@ T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
 _READERS_S, _HELPERS_S = 4.0, 0.5  # how long the program's end waits for readers, then for their helpers
-_LOOK_S = 1.0  # between checks whether a thread is alive
-# After a wait for room the thread that reads ahead sleeps so long, at most this share of the wait: the
-# consumer has just taken an element and goes on with its step, which needs a core and the interpreter's lock.
-_NAP_S, _NAP_SHARE = 0.001, 0.25
 _exiting = False
 
 
@@ -41,30 +36,64 @@ class Ending(Exception):
     """The program ends, so the work in progress is not needed any more."""
 
 
-class EndingThread(threading.Thread):
-    """A daemon thread that stops when `ask_to_stop` is called, and at the program's end.
+class _Tasks:
+    """Tasks of a pool, which its threads share; it holds the pool by a weak reference alone.
 
     Attributes:
-        inbox: queue that the thread waits at; None wakes it.
-        stopping: whether it has been asked to stop.
-        helps: whether other threads wait for its results; such a thread is ended after them.
+        queue: tuples of a future, and of the call whose result it gets; anything else wakes a thread.
+        stopped: whether the threads have been told to end; `stopping` is also true once the pool is gone.
+        helps: whether threads of other pools wait for the results; such threads are ended after them.
+        at_end: what each thread does at last.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., None],
-        arguments: tuple[Any, ...],
-        inbox: "SimpleQueue[Any]",
-        name: str | None = None,
-        *,
-        helps: bool = False,
-    ) -> None:
+    def __init__(self, pool: "Pool", helps: bool, at_end: Callable[[], None] | None) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.stopped = False
+        self.helps, self.at_end = helps, at_end
+        self._pool = weakref.ref(pool, self.queue.put)  # puts itself there when the pool is collected
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the threads are to end."""
+        return self.stopped or self._pool() is None
+
+    def stop(self) -> None:
+        """Tell the threads to end, without waiting for them."""
+        self.stopped = True
+        self.queue.put(None)
+
+    def run(self) -> None:
+        """Run tasks until the threads are to end; then cancel the others, and wake the next thread."""
+        while not self.stopping:
+            task = self.queue.get()
+            if isinstance(task, tuple):
+                future, function, arguments = task
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(function(*arguments))
+                    except BaseException as error:
+                        future.set_exception(error)
+                del future, function, arguments  # or they would stay alive until the next task
+            del task
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all tasks that no thread has begun."""
+        with suppress(Empty):
+            while True:
+                task = self.queue.get_nowait()
+                if isinstance(task, tuple) and task[0].cancel():
+                    task[0].set_running_or_notify_cancel()  # or `wait` would not see it
+        self.queue.put(None)
+
+
+class PoolThread(threading.Thread):
+    """A daemon thread that runs the tasks of a pool."""
+
+    def __init__(self, tasks: _Tasks, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
+        self.tasks = tasks
         self._done = threading.Event()
-        self.inbox = inbox
-        self.stopping = False
-        self.helps = helps
 
     def start(self) -> None:
         """Start the thread, and register `_end_all` anew so that it runs before all other exit handlers.
@@ -81,20 +110,13 @@ class EndingThread(threading.Thread):
             super().start()
 
     def run(self) -> None:
-        """Call `function(self, *arguments)`."""
-        assert self._work is not None
-        function, arguments = self._work
-        self._work = None  # or the thread would keep its arguments alive until it ends
+        """Run tasks until the thread is to end."""
         try:
-            if not self.stopping:
-                function(self, *arguments)
+            self.tasks.run()
+            if self.tasks.at_end is not None:
+                self.tasks.at_end()
         finally:
             self._done.set()
-
-    def ask_to_stop(self) -> None:
-        """Tell the thread to stop, without waiting for it."""
-        self.stopping = True
-        self.inbox.put(None)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the thread has ended, at most `timeout_s` seconds; do not wait if it never started."""
@@ -103,38 +125,24 @@ class EndingThread(threading.Thread):
             self.join()
 
 
-def end_threads(threads: Iterable[EndingThread]) -> None:
-    """Stop `threads` and wait until they have ended.
-
-    Ctrl-C ends the waiting; the threads then end by themselves.
-    """
-    threads = list(threads)
-    for thread in threads:
-        thread.ask_to_stop()
-    current = threading.current_thread()
-    if isinstance(current, EndingThread):
-        # this may run in the garbage collector, in a thread that one of `threads` waits for
-        threads = [thread for thread in threads if thread.helps and not current.helps]
-    for thread in threads:
-        thread.wait()
-
-
 class Pool:
-    """Threads that run submitted functions in the order of submission; they end with the pool."""
+    """Threads that run submitted functions in the order of submission; they end with the pool.
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._tasks: SimpleQueue[Any] = SimpleQueue()  # tuples are tasks; anything else wakes a thread
-        # when the pool is collected this wakes a thread, which wakes the next one
-        pool = weakref.ref(self, self._tasks.put)
-        self._threads = [
-            EndingThread(_run_tasks, (self._tasks, pool), self._tasks, f"{name}_{number}", helps=True)
-            for number in range(threads)
-        ]
+    Args:
+        helps: whether threads of other pools wait for the results.
+        at_end: what each thread that was started does at last.
+    """
+
+    def __init__(
+        self, threads: int, name: str, *, helps: bool = True, at_end: Callable[[], None] | None = None
+    ) -> None:
+        self._tasks = _Tasks(self, helps, at_end)
+        self._threads = [PoolThread(self._tasks, f"{name}_{number}") for number in range(threads)]
         self._unstarted = deque(self._threads)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Return a future of `function(*arguments)`, which one of the threads calls."""
-        if self._threads[0].stopping:
+        if self._tasks.stopping:
             raise Ending("the threads have been ended")
         with suppress(IndexError):  # several threads may submit, each thread is popped by one of them
             while self._unstarted:
@@ -145,7 +153,9 @@ class Pool:
                     self._unstarted.appendleft(thread)
                     raise
         future: Future[T] = Future()
-        self._tasks.put((future, function, arguments))
+        self._tasks.queue.put((future, function, arguments))
+        if self._tasks.stopping:  # meanwhile: the threads may have ended
+            self._tasks.cancel()
         return future
 
     def map(self, function: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
@@ -154,112 +164,65 @@ class Pool:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the threads, and cancel the tasks that none of them has begun."""
-        end_threads(self._threads)
-        with suppress(Empty):
-            while True:
-                if isinstance(task := self._tasks.get_nowait(), tuple):
-                    task[0].cancel()
-                    task[0].set_running_or_notify_cancel()  # or `wait` would not see it
+        """Cancel the tasks that no thread has begun, and wait until the threads have ended.
 
-
-def _run_tasks(thread: EndingThread, tasks: "SimpleQueue[Any]", pool: "weakref.ref[Pool]") -> None:
-    while not thread.stopping:
-        task = tasks.get()
-        if not isinstance(task, tuple):
-            # the pool was collected, or a thread of it stops, perhaps another one than this
-            if pool() is None or thread.stopping or _exiting:
-                break
-            continue
-        future, function, arguments = task
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-        del task, future, function, arguments  # or they would stay alive until the next task
-    tasks.put(None)  # wakes the next thread
-
-
-@dataclass(frozen=True, slots=True)
-class _SourceEnd:
-    """Last element of a `Prefetch` queue, with the exception that ended the source."""
-
-    error: BaseException | None
+        Ctrl-C ends the waiting; the threads then end by themselves.
+        """
+        self._tasks.stop()
+        current = threading.current_thread()
+        if isinstance(current, PoolThread) and (current.tasks.helps or not self._tasks.helps):
+            return  # this may run in the garbage collector, in a thread that one of these waits for
+        for thread in self._threads:
+            thread.wait()
 
 
 class Prefetch(Iterator[T]):
-    """Iterator over `source` that computes up to `depth` elements ahead, in a thread.
+    """Iterator over `source`, a generator, that computes up to `depth` elements ahead, in a thread.
 
-    An exception of `source` is raised from `next`. The thread ends when the iterator is closed or collected.
+    An exception of `source` is raised from `next`. The thread closes `source` and ends when the iterator is
+    closed or collected.
     """
 
     def __init__(self, source: Iterator[T], depth: int) -> None:
-        self._results: SimpleQueue[Any] = SimpleQueue()
-        # one token for each element that may be computed ahead: a queue and no semaphore, since closing or
-        # collecting this object has to wake the thread that waits there
-        self._room: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(depth):
-            self._room.put(True)
-        owner = weakref.ref(self, self._room.put)
-        self._thread = EndingThread(_produce, (source, self._results, self._room, owner), self._room)
-        self._started = self._ended = False
+        self._source, self._depth = source, depth
+        self._ahead: deque[Future[T]] = deque()
+        self._pool = Pool(1, "read-ahead", helps=False, at_end=getattr(source, "close", None))
+        self._ended = False
 
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration
-        if not self._started:
-            self._thread.start()
-            self._started = True
-        while True:
-            try:
-                result = self._results.get(timeout=_LOOK_S)
-            except Empty:
-                if self._thread.is_alive() or not self._results.empty():
-                    continue
-                result = _SourceEnd(WorkerError("the thread that reads ahead died without an exception"))
-            if not isinstance(result, _SourceEnd):
-                self._room.put(True)
-                return result  # type: ignore[no-any-return]
-            self.close()
-            if result.error is None:
-                raise StopIteration
-            try:
-                raise result.error
-            finally:
-                del result  # the error would hold this frame, which holds the error: a cycle
+        while len(self._ahead) <= self._depth:
+            self._ahead.append(self._pool.submit(_next, self._source))
+        future = self._ahead[0]
+        try:
+            element = future.result()
+            self._ahead.popleft()
+            return element
+        except CancelledError:  # another thread has closed this
+            raise StopIteration from None
+        except BaseException:
+            if future.done():  # else it was Ctrl-C
+                self.close()
+            raise
+        finally:
+            del future  # its error would hold this frame, which holds the future: a cycle
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
         self._ended = True
-        end_threads([self._thread])
+        self._pool.close()
 
 
-def _produce(
-    thread: EndingThread,
-    source: Iterator[Any],
-    results: "SimpleQueue[Any]",
-    room: "SimpleQueue[Any]",
-    owner: "weakref.ref[Prefetch[Any]]",
-) -> None:
-    error: BaseException | None = None
+def _next(source: Iterator[T]) -> T:
     try:
-        for result in source:
-            start_s = time.monotonic()
-            if room.get() is not True or thread.stopping or owner() is None:
-                break
-            waited_s = time.monotonic() - start_s
-            results.put(result)
-            del result  # or it would stay alive until the next one is there
-            time.sleep(min(_NAP_S, _NAP_SHARE * waited_s))
-    except BaseException as caught:
-        error = open_files_error(caught, getattr(caught, "filename", None)) or caught
+        return next(source)
+    except BaseException as error:
+        if (open_files := open_files_error(error, getattr(error, "filename", None))) is not None:
+            raise open_files from error
+        raise
     finally:
-        close = getattr(source, "close", None)
-        if close is not None:
-            close()
-    results.put(_SourceEnd(error))
-    error = None  # or the error would hold this frame, and with it all that the source had open
+        del source  # or an error would keep alive what the source had open
 
 
 def dead_worker_error(error: Exception) -> WorkerError | None:
@@ -292,7 +255,7 @@ def stop_check() -> Callable[[], None]:
 
     def check() -> None:
         check_exit()
-        if isinstance(caller, EndingThread) and caller.stopping:
+        if isinstance(caller, PoolThread) and caller.tasks.stopping:
             raise Ending("the thread is to end")
 
     return check
@@ -302,11 +265,11 @@ def _end_all() -> None:
     """End all threads of this kind, readers first, and log which did not end in time."""
     global _exiting
     _exiting = True
-    running = [thread for thread in threading.enumerate() if isinstance(thread, EndingThread)]
+    running = [thread for thread in threading.enumerate() if isinstance(thread, PoolThread)]
     for helps, timeout_s in ((False, _READERS_S), (True, _HELPERS_S)):
-        ending = [thread for thread in running if thread.helps == helps]
+        ending = [thread for thread in running if thread.tasks.helps == helps]
         for thread in ending:
-            thread.ask_to_stop()
+            thread.tasks.stop()
         deadline = time.monotonic() + timeout_s
         for thread in ending:
             while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:

@@ -33,10 +33,14 @@ from bench.measure.processes import run_command, run_in_process
 from bench.report.table import Table
 from loaders.dataset import open_split
 from loaders.read.blocks import BLOCK_BYTES, read_block
+from loaders.read.shards import MappedShard
 from precache import Recipe, convert
+from precache.dataset.index import checksum_of
 from precache.errors import WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
+from precache.formats.shards import ShardFile
+from precache.pictures.jpeg import Pixels
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
@@ -156,6 +160,39 @@ def decode_alone(path: Path, workers: int) -> dict[str, float]:
     return {"warm": rates[0], "later": float(np.median(rates[1:]))}
 
 
+def copy_alone(path: Path, batch_size: int, workers: int) -> dict[str, float]:
+    """Return samples/s of threads that copy the middle of each stored square, already in memory.
+
+    It is the limit of `shards`: its first epoch (`warm`) compares each picture with its checksum, too.
+    """
+    data = open_split(path, "train")
+    shards = []
+    for file in data.files:
+        with ShardFile(Path(file)) as shard:
+            shards.append(MappedShard(shard, in_blocks=False, locked=None))
+    order = np.random.default_rng(0).permutation(len(data))
+    samples = list(zip(*(column.tolist() for column in data.locate(order)), strict=True))
+    margin = (_STORED_SIDE - _SIZE) // 2
+    middle = slice(margin, margin + _SIZE)
+    batches = [np.zeros((batch_size, _SIZE, _SIZE, 3), np.uint8) for _ in range(workers)]
+
+    def copy(batch: Pixels, part: list[tuple[int, int]], *, compares: bool) -> None:
+        for slot, (number, row) in enumerate(part):
+            picture = shards[number].picture(row)
+            batch[slot % batch_size] = picture[middle, middle]
+            if compares:
+                checksum_of(picture)
+
+    rates = []
+    parts = [samples[first::workers] for first in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        for epoch in range(1 + _LATER_EPOCHS):
+            start_s = time.perf_counter()
+            list(pool.map(partial(copy, compares=epoch == 0), batches, parts))
+            rates.append(len(samples) / (time.perf_counter() - start_s))
+    return {"warm": rates[0], "later": float(np.median(rates[1:]))}
+
+
 def own_runs(
     tree: Path, squares: Path, jpegs: Path, whole: Path, batch_size: int, workers: int
 ) -> dict[str, harness.Run]:
@@ -183,6 +220,9 @@ def own_runs(
             tree, partial(run_in_process, time_epochs, imagefolder)
         ),
         "the tree, `pytorch`": run_of_build(tree),
+        "squares, threads that copy (and compare, from memory), and nothing else": partial(
+            copy_alone, squares, batch_size, workers
+        ),
         "squares, `shards`": run_of_build(squares),
         "squares, `shards`, windows": run_of_build(squares, shuffle="window"),
         "squares, `shards`, random crops": run_of_build(squares, augment="train"),

@@ -10,6 +10,18 @@
     main_memory  main memory that is free for this process
     ray_reader   runs a backend on the nodes of a Ray cluster
 
+What is done ahead, and by which threads:
+
+    thread       does                                              ahead of its taker by     ended by
+    read-ahead   one batch after the other: a backend's `read`     3 batches                 the loader
+    fill         pictures of a batch, slot by slot                 1 batch                   the reader
+    read-shard   opens shards                                      2 windows; 0 at random    `OpenShards`
+    fetch-shard  fetches shards at a URL                           a window, or 2 batches    `OpenShards`
+    read-block   reads blocks of local files at random             32 batches                the reader
+
+Each takes calls from a queue, and gives a future. An error is raised where the result is taken, in the turn
+of its request, and so reaches `next` of the loader's iterator.
+
 A backend is a function that opens a `Reader` over a split. If it needs an optional package that is not
 installed, it raises MissingDependencyError, which has the install command. A format names the backend that
 reads it by default.

@@ -28,9 +28,9 @@ def test_prefetch_keeps_the_order_and_its_depth() -> None:
     source = iter(range(100))
     prefetch = Prefetch(source, 3)
     assert next(prefetch) == 0
-    wait_until(lambda: length_hint(source) == 95)  # one taken, three queued, one waits for room
+    wait_until(lambda: length_hint(source) == 96)  # one was taken, three wait
     time.sleep(0.05)
-    assert length_hint(source) == 95
+    assert length_hint(source) == 96
     prefetch.close()
 
 

@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -230,7 +230,7 @@ class RowValues:
         label: name of the column of labels; None if the samples get none.
         labels: values of the labels, one for each row; they and fields may be Arrow arrays.
         class_names: names that labels are, or are indices of; None if the source has no such names.
-        fields: values of each field by its name, one for each row.
+        fields: values of each field by its name, one for each row; `scan_rows` takes them out.
         labels_are_text, fields_are_text: whether values are unparsed text, as the cells of a CSV are.
         fields_are_optional: whether a field with values of several kinds is left out with a warning; else it
             is an error.
@@ -240,7 +240,7 @@ class RowValues:
     label: str | None = None
     labels: Sequence[Any] = ()
     class_names: tuple[str, ...] | None = None
-    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     labels_are_text: bool = False
     fields_are_text: bool = False
     fields_are_optional: bool = False
@@ -313,9 +313,10 @@ def split_name(column: str, value: Any) -> str:
 def _field_columns(values: RowValues) -> tuple[dict[str, Column], list[str]]:
     """Return the columns of the fields, and notes on those that are left out."""
     columns, notes = {}, []
-    for name, cells in values.fields.items():
+    for name in list(values.fields):
+        cells = as_list(values.fields.pop(name))  # frees them: a column takes a fraction of a list's memory
         try:
-            columns[name] = _field_column(as_list(cells), are_text=values.fields_are_text)
+            columns[name] = _field_column(cells, are_text=values.fields_are_text)
         except ValueOfRowError as error:
             problem = values.error(error.row, name, error.reason)
             if not values.fields_are_optional:
@@ -602,11 +603,9 @@ def _parse_texts(values: Sequence[Any], target: str | None, are_text: bool) -> S
         return values
     if _are_lists(values, target):
         return _parse_cells(values)
-    if not are_text:
+    if not are_text or (target == "class" and any(map(_BRACKETS.fullmatch, values))):
         return values
-    parsed = (
-        _parse_cells(values) if target != "class" or not any(map(_BRACKETS.fullmatch, values)) else values
-    )
+    parsed = _parse_cells(values)
     if target is None and parsed is values:
         # text beside fractions: one of the two is a mistake
         fractions = [value for value in values if _NUMBER.fullmatch(value) and "." in value]

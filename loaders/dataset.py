@@ -22,9 +22,9 @@ from loaders.order import WINDOW_SHARDS, Weights
 from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
-from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
+from precache.dataset.converted import ConvertedDataset, OpenedFolder, open_dataset
 from precache.dataset.index import SampleIndex, checksum_of
-from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset.manifest import MANIFEST_NAME, is_converted
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics
 from precache.dataset.unfinished import unfinished_error

@@ -14,7 +14,7 @@ from typing import Any
 from loaders.dataset import depth_flags
 from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import convert
-from precache.dataset.converted import is_converted
+from precache.dataset.manifest import is_converted
 from precache.errors import DatasetError, SettingError, SourceError, printable, shell_command
 from precache.recipe import Recipe
 from precache.sources.splits import is_list_file

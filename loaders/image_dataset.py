@@ -19,7 +19,7 @@ from loaders.first_use import convert_on_first_use
 from loaders.read.integrity import SampleCheck
 from loaders.settings import DATASET_HINTS, explain_unknown_settings, find_recipe
 from precache.dataset.columns import Ints
-from precache.dataset.converted import is_converted
+from precache.dataset.manifest import is_converted
 from precache.errors import (
     DatasetError,
     ImageError,

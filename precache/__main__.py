@@ -3,17 +3,19 @@
 import sys
 from pathlib import Path
 
-from precache.packages import pillow_fault
-
 
 def entry_point() -> None:
     """Run the console script."""
-    fault = pillow_fault()
-    if fault is not None:
+    try:
+        from precache.cli import main as cli
+    except Exception:  # a package that lacks files may raise anything
+        from precache.packages import pillow_fault
+
+        fault = pillow_fault()
+        if fault is None:
+            raise
         print(f"precache: error: {fault}", file=sys.stderr)
         sys.exit(2)
-    from precache.cli import main as cli
-
     cli.entry_point()
 
 

@@ -10,7 +10,8 @@ import precache
 from precache.cli.commandline import LOCATION, PATH, LocationType, check_output, debug_option
 from precache.cli.convert import RAW, deeper_line, ignored_lines
 from precache.cli.terminal import ProgressBar, new_console, note
-from precache.dataset.converted import ConvertedDataset, is_converted
+from precache.dataset.converted import ConvertedDataset
+from precache.dataset.manifest import is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.reading import MAX_PIXELS

@@ -167,7 +167,7 @@ def convert(
     if format_name is None:
         formats = ", ".join(FORMATS)
         raise SettingError(f"choose a format: --format {formats}; 'bench recommend' advises")
-    split_list = Path(splits) if is_list_file(splits) else None
+    split_list = Path(splits) if splits != DEFAULT_SPLITS and is_list_file(splits) else None
     if split_list is not None:
         splits = DEFAULT_SPLITS
     settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}

@@ -2,18 +2,17 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from precache import engines
 from precache.conversion.shard_writer import predict_bytes, predict_seconds
-from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
+from precache.dataset.manifest import is_converted
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
 from precache.pictures.kinds import kind_without_decoder
-from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
 from precache.plan import split_rows
 from precache.recipe import Recipe
@@ -145,8 +144,8 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
                 raise ImageError(path, engines.KILLED)
             tick.begin(unit)
             data = task.source.read(ref, task.max_pixels)
-            with LargePictureLock() as lock:
-                images.decode_for(data, path, rendering, lock)
+            with ExitStack() as locks:
+                images.decode_for(data, path, rendering, locks)
         except ImageError as error:
             rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id, ref.bytes, ref.modified_ns))
         tick()

@@ -51,7 +51,6 @@ from precache.conversion.shard_writer import (
     write_shard,
 )
 from precache.dataset.columns import Column
-from precache.dataset.converted import is_converted
 from precache.dataset.duplicates import Duplicates, find_duplicates
 from precache.dataset.files import file_problem, first_problem
 from precache.dataset.index import (
@@ -66,7 +65,7 @@ from precache.dataset.index import (
     write_index,
     write_rejected,
 )
-from precache.dataset.manifest import Manifest, write_manifest
+from precache.dataset.manifest import Manifest, is_converted, write_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import statistics_by_split
 from precache.dataset.unfinished import (
@@ -92,9 +91,10 @@ from precache.formats import FORMATS
 from precache.pictures import images
 from precache.pictures.kinds import decoder_versions, is_decodable_now, kind_without_decoder
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
-from precache.recipe import DEFAULT_MAX_REJECTS, DEFAULT_SPLITS, Recipe, format_flags
+from precache.recipe import DEFAULT_MAX_REJECTS, DEFAULT_SPLITS, Recipe, format_flags, parse_splits
 from precache.reporting import (
     Progress,
+    abridge,
     explain_interruption,
     no_progress,
     nothing_lost_message,
@@ -111,7 +111,7 @@ from precache.sources.base import (
     prepare_scan,
     warn_of_undecodable,
 )
-from precache.sources.splits import apply_list, split_warnings
+from precache.sources.splits import apply_list
 from precache.sources.without import leave_out
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import destination_path
@@ -233,7 +233,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             check_no_overlap(opened, folder)
             conversion = _convert_into_folder(job, folder, overwrite, on_wait)
     if conversion.published:
-        for warning in split_warnings(scan, conversion.manifest):
+        for warning in _split_warnings(scan, conversion.manifest):
             warn(f"{folder}: {warning}")
     if conversion.duplicates is not None and conversion.duplicates.in_splits:
         command = f"{shell_command('precache inspect', folder)} --duplicates duplicates.csv"
@@ -571,6 +571,35 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
             labels = labels[:0]
         counts[split] = tuple(np.bincount(labels, minlength=len(scan.classes)).tolist())
     return counts
+
+
+def _split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
+    """Return warnings of splits, or classes of a split, that got no picture in the conversion of `scan`."""
+    samples, warnings = scan.samples, []
+    labels = samples.labels if samples.targets is None else samples.targets.values
+    numbers = np.unique(labels[labels >= 0]).tolist() if manifest.classes else []
+    source_classes = {scan.classes[number] for number in numbers}
+    source_has_splits = samples.split_names != ("",)
+    user_has_splits = source_has_splits or manifest.recipe.splits != DEFAULT_SPLITS
+    remedy = "precache inspect says what was rejected"
+    if user_has_splits:
+        remedy = f"--splits says what goes where, and {remedy}"
+    for split in samples.split_names if source_has_splits else parse_splits(manifest.recipe.splits):
+        if not manifest.split_samples.get(split):
+            warnings.append(f"split {split} has no picture; {remedy}")
+            continue
+        counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
+        missing = [name for name, count in counts if not count and name in source_classes]
+        if missing and user_has_splits:
+            number = quantity(len(missing), "class", "classes")
+            warnings.append(
+                f"split {split} has no picture of {number} of {len(source_classes):,}: {abridge(missing)}; "
+                f"{remedy}"
+            )
+        elif missing:
+            noun, verb = ("class", "has") if len(missing) == 1 else ("classes", "have")
+            warnings.append(f"{noun} {abridge(missing)} {verb} no picture left; {remedy}")
+    return warnings
 
 
 def _kept_message(job: _Job, finished: Mapping[str, Sidecar]) -> str:

@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.index import INDEX_NAME
-from precache.dataset.manifest import MANIFEST_NAME, Manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest, is_converted
 from precache.dataset.unfinished import CONVERSION_NAME, Inputs, UnfinishedConversion, read_conversion
 from precache.errors import DatasetError, shell_command
 from precache.pictures.kinds import is_decodable_now

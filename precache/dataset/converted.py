@@ -193,11 +193,6 @@ class ConvertedDataset:
         return self._local_file if self.mirror is None else local_file_in_cache(self.mirror)
 
 
-def is_converted(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest; the manifest itself is not read."""
-    return os.path.lexists(path / MANIFEST_NAME)
-
-
 def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) -> ConvertedDataset:
     """Open a converted dataset: read its manifest, and compare it with its checksum.
 

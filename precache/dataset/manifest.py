@@ -5,6 +5,7 @@ manifest has size and checksums of that file.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -182,6 +183,11 @@ class Manifest(StoredManifest, frozen=True, kw_only=True):
             hint = similar_name(split, names)
             raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}{hint}")
         return self.shards.select(mask)
+
+
+def is_converted(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest; the manifest itself is not read."""
+    return os.path.lexists(path / MANIFEST_NAME)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

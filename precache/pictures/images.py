@@ -7,9 +7,10 @@ libjpeg-turbo with the same settings and gives the same pixels in less than half
 go through Pillow.
 """
 
+import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,9 +23,9 @@ from precache.errors import ImageError, SourceError
 from precache.pictures import jpeg, pillow
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import no_decoder_reason, pillow_is_simd
-from precache.pictures.large_pictures import LargePictureLock, lacks_memory
+from precache.pictures.large_pictures import LARGE_PIXELS, lacks_memory, large_picture_lock
 from precache.pictures.own_pillow import Image, ImageOps
-from precache.pictures.pillow import TooLargeError, check_pixels
+from precache.pictures.pillow import TooLargeError
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides
 
@@ -136,8 +137,8 @@ def render_or_copy(
     Raises:
         ImageError, SourceError: as `decode_for`.
     """
-    with LargePictureLock() as lock:
-        decoded = decode_for(data, path, rendering, lock)
+    with ExitStack() as locks:
+        decoded = decode_for(data, path, rendering, locks)
         width, height = fitted_size(decoded.width, decoded.height, rendering)
         if is_too_large(width, height, rendering):
             raise ImageError(
@@ -146,7 +147,8 @@ def render_or_copy(
                 f"which is too large",
                 remedy="leave it out, or choose another --fit or a smaller --size",
             )
-        lock.acquire_if_large(width * height)
+        if width * height > LARGE_PIXELS:
+            locks.enter_context(large_picture_lock())
         original_size = decoded.width, decoded.height
         may_copy = decoded.plain and original_size == (width, height)
         return fit(decoded, rendering), original_size, may_copy
@@ -188,7 +190,8 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
             except (ValueError, KeyError):  # Pillow may be able to read it
                 pass
             else:
-                check_pixels(width, height, MAX_PIXELS)
+                if width * height > MAX_PIXELS:
+                    raise TooLargeError(width, height, MAX_PIXELS)
                 return (width, height) if jpeg.orientation(data) in _SIDEWAYS else (height, width)
         with pillow.open_picture(data, path, MAX_PIXELS, None) as image:
             if image.format == "ICO":  # the sizes in an icon's directory may be wrong
@@ -202,7 +205,7 @@ def decode_for(
     data: bytes | PillowImage.Image,
     path: str,
     rendering: Rendering,
-    lock: LargePictureLock | None = None,
+    locks: ExitStack | None = None,
     jpeg_mode: str | None = None,
 ) -> Decoded:
     """Decode a picture and turn it upright, at a reduced scale if `rendering` allows it.
@@ -214,7 +217,7 @@ def decode_for(
         data: bytes of the picture; an image that is decoded already is turned upright and converted.
         path: path of the picture, for messages.
         rendering: settings of the result.
-        lock: lock to acquire before a large picture is decoded.
+        locks: holder of the lock that is acquired before a large picture is decoded; None: none is.
         jpeg_mode: colour space that JPEGs are decoded to, `RGB`, `RGBX` or `GRAY`; None for the fastest.
 
     Raises:
@@ -225,14 +228,15 @@ def decode_for(
         if not data:
             raise ValueError(_EMPTY)
         if not isinstance(data, bytes):
-            check_pixels(*data.size, rendering.max_pixels)
+            if math.prod(data.size) > rendering.max_pixels:
+                raise TooLargeError(*data.size, rendering.max_pixels)
             upright = pillow.upright(data, rendering.background, path)
             return Decoded(upright, *upright.size)
         if data.startswith(jpeg.START):
-            decoded = _decode_jpeg(data, rendering, lock, jpeg_mode)
+            decoded = _decode_jpeg(data, rendering, locks, jpeg_mode)
             if decoded is not None:
                 return decoded
-        upright = pillow.decode(data, path, rendering.background, rendering.max_pixels, lock)
+        upright = pillow.decode(data, path, rendering.background, rendering.max_pixels, locks)
         return Decoded(upright, *upright.size)
 
 
@@ -356,20 +360,21 @@ def _pixels(image: Image.Image, mode: str) -> Pixels:
 
 
 def _decode_jpeg(
-    data: bytes, rendering: Rendering, lock: LargePictureLock | None, mode: str | None
+    data: bytes, rendering: Rendering, locks: ExitStack | None, mode: str | None
 ) -> Decoded | None:
     """Decode a grey or colour JPEG by simplejpeg; None for one that is left to Pillow."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError where the header breaks off
         return None
-    check_pixels(width, height, rendering.max_pixels)
+    if width * height > rendering.max_pixels:
+        raise TooLargeError(width, height, rendering.max_pixels)
     if colorspace in ("CMYK", "YCCK"):
         return None
     orientation = jpeg.orientation(data)
     reduction = _reduction(width, height, orientation, rendering)
-    if lock is not None:
-        lock.acquire_if_large(width * height // reduction**2)
+    if locks is not None and width * height // reduction**2 > LARGE_PIXELS:
+        locks.enter_context(large_picture_lock())
     mode = mode or ("GRAY" if colorspace == "Gray" else _COLOUR_MODE)
     plain_colorspaces = ("Gray",) if rendering.channels == "grey" else ("Gray", "YCbCr")
     plain = colorspace in plain_colorspaces and jpeg.is_plain(data)

@@ -46,8 +46,8 @@ _KIND_OF_EXTENSION = {
     ".jpf": "JPEG2000", ".jpx": "JPEG2000", ".j2c": "JPEG2000",
 }  # fmt: skip
 _NO_DECODER = re.compile(r"this Pillow has no decoder for ([\w ]+),")
-loaded_packages: list[str] = []
-"""Packages, beside Pillow and simplejpeg, that decode pictures."""
+loaded_packages: dict[str, str] = {}
+"""Package -> version of what decodes pictures, beside Pillow and simplejpeg."""
 AVIF_START = b"\0\0\0\x20ftypavif"
 _HEIF_START = b"\0\0\0\x20ftypheic"
 _OPENCV_PACKAGES = (
@@ -187,7 +187,7 @@ def decoder_versions() -> dict[str, str]:
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
         "simplejpeg": simplejpeg.__version__,
-        **{name: installed_version(name) or "unknown" for name in loaded_packages},
+        **loaded_packages,
     }
 
 
@@ -245,17 +245,24 @@ def kind_without_decoder(reason: str) -> str | None:
     return match[1] if match else None
 
 
+def _record_package(name: str) -> None:
+    loaded_packages[name] = installed_version(name) or "unknown"
+
+
 # Loaded now, not with the first picture that needs one: a failing import is no damage of that picture.
 own_pillow.load(f"{plugin}ImagePlugin" for plugin in dict.fromkeys(_PLUGINS.values()))
 if undecodable_kind(AVIF_START) is not None:
     with suppress(ImportError):
         importlib.import_module("pillow_avif")
         Image.OPEN["AVIF"] = PillowImage.OPEN["AVIF"]
-        loaded_packages.append("pillow-avif-plugin")
+        _record_package("pillow-avif-plugin")
 with suppress(ImportError):
     _heif = importlib.import_module("pillow_heif")
     Image.OPEN["HEIF"] = _heif.HeifImageFile, _heif.is_supported
-    loaded_packages.append("pillow-heif")
+    _record_package("pillow-heif")
 if undecodable_kind(opencv.START) is not None and importlib.util.find_spec("cv2") is not None:
-    Image.OPEN["WEBP"] = opencv.open_webp, opencv.accepts  # type: ignore[assignment]  # an image decoded already
-    loaded_packages += [name for name in _OPENCV_PACKAGES if installed_version(name)][:1] or ["opencv"]
+    Image.OPEN["WEBP"] = (  # type: ignore[assignment]  # an image decoded already
+        opencv.open_webp,
+        lambda prefix: content_kind(prefix) == "WEBP",
+    )
+    _record_package(next(filter(installed_version, _OPENCV_PACKAGES), "opencv"))

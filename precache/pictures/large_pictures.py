@@ -9,7 +9,8 @@ import errno
 import multiprocessing
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
 
 from precache.errors import OpenFilesError
@@ -28,28 +29,17 @@ def join_run(run: int) -> None:
     _run = run
 
 
-class LargePictureLock:
-    """Context manager for decoding a picture; leaving its block releases the lock, if it was acquired."""
+@contextmanager
+def large_picture_lock() -> Iterator[None]:
+    """Hold the lock while a picture of more than LARGE_PIXELS is decoded; wait while another worker has it.
 
-    def __init__(self) -> None:
-        self._file: FileIO | None = None
-
-    def acquire_if_large(self, pixels: int) -> None:
-        """Acquire the lock if `pixels` are more than LARGE_PIXELS; wait while another worker has it.
-
-        Without access to the lock's file, return without the lock: it only saves memory.
-        """
-        if pixels > LARGE_PIXELS and self._file is None:
-            with suppress(ImportError, OSError, OpenFilesError):
-                self._file = _open_locked_file()
-
-    def __enter__(self) -> "LargePictureLock":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()  # which releases the lock
-            self._file = None
+    Without access to the lock's file, go on without the lock: it only saves memory.
+    """
+    file: FileIO | None = None
+    with suppress(ImportError, OSError, OpenFilesError):
+        file = _open_locked_file()
+    with file or nullcontext():
+        yield
 
 
 def _open_locked_file() -> FileIO:

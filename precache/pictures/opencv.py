@@ -17,11 +17,6 @@ _MISSING = "decoder WEBP not available"  # the words of Pillow
 _METADATA = {b"EXIF": "exif", b"XMP ": "xmp"}
 
 
-def accepts(prefix: bytes) -> bool:
-    """Whether a file with these first bytes is a WebP."""
-    return prefix[:4] == START[:4] and prefix[8:12] == START[8:12]
-
-
 def open_webp(file: IO[bytes], _: str | bytes) -> Image.Image:
     """Decode a WebP to an image of mode RGB or RGBA, with its EXIF and XMP.
 

@@ -7,13 +7,13 @@ another program, and only if their header says that the picture is not too large
 import io
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from PIL import ExifTags
 
 from precache.pictures import depth, kinds
-from precache.pictures.large_pictures import LargePictureLock
+from precache.pictures.large_pictures import LARGE_PIXELS, large_picture_lock
 from precache.pictures.own_pillow import Image, ImageOps, UnidentifiedImageError, adopt
 
 _BAND_PIXELS = 1 << 22  # pixels that are blended at a time
@@ -28,7 +28,7 @@ def decode(
     path: str,
     background: tuple[int, int, int],
     max_pixels: int,
-    lock: LargePictureLock | None,
+    locks: ExitStack | None,
 ) -> Image.Image:
     """Decode a picture to an upright image of mode L or RGB.
 
@@ -37,35 +37,36 @@ def decode(
         path: path of the picture, whose extension says what it is if its bytes do not; and for a warning.
         background: RGB that transparent pixels are composited on.
         max_pixels: maximal number of pixels.
-        lock: lock to acquire before a large picture is decoded.
+        locks: holder of the lock that is acquired before a large picture is decoded; None: none is.
 
     Raises:
         TooLargeError: the picture has more than `max_pixels`.
         Exception: anything that a decoder raises for damaged bytes.
     """
-    with open_picture(data, path, max_pixels, lock) as image:
+    with open_picture(data, path, max_pixels, locks) as image:
         return upright(image, background, path, data)
 
 
 @contextmanager
-def open_picture(
-    data: bytes, path: str, max_pixels: int, lock: LargePictureLock | None
-) -> Iterator[Image.Image]:
+def open_picture(data: bytes, path: str, max_pixels: int, locks: ExitStack | None) -> Iterator[Image.Image]:
     """Open a picture without decoding it; arguments and errors as of `decode`."""
     for size in _sizes_before_opening(data):
-        check_pixels(*size, max_pixels)
-        if lock is not None:
-            lock.acquire_if_large(size[0] * size[1])
+        _check_and_lock(*size, max_pixels, locks)
     with _open(data, path) as image:
         for size in _sizes_when_opened(image):
-            check_pixels(*size, max_pixels)
-            if lock is not None:
-                lock.acquire_if_large(size[0] * size[1])
+            _check_and_lock(*size, max_pixels, locks)
         if image.format == "PNG" and "transparency" in image.info and data[24:26] in _FEW_BITS_OF_GREY:
             # Pillow scales the pixels to 0-255, but not the transparent value
             brightest = (1 << data[24]) - 1
             image.info["transparency"] = (image.info["transparency"] & brightest) * 255 // brightest
         yield image
+
+
+def _check_and_lock(width: int, height: int, max_pixels: int, locks: ExitStack | None) -> None:
+    if width * height > max_pixels:
+        raise TooLargeError(width, height, max_pixels)
+    if locks is not None and width * height > LARGE_PIXELS:
+        locks.enter_context(large_picture_lock())
 
 
 def stored_size(image: Image.Image) -> _Pixels:
@@ -134,17 +135,15 @@ def _without_transparency(image: Image.Image, background: tuple[int, int, int]) 
     return result if is_visible else image.convert("RGB")
 
 
-def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Raise TooLargeError if a picture of `width` x `height` pixels is too large."""
-    if width * height > max_pixels:
-        raise TooLargeError(
+class TooLargeError(ValueError):
+    """A picture of this width and height, in pixels, has more pixels than this maximum."""
+
+    def __str__(self) -> str:
+        width, height, max_pixels = self.args
+        return (
             f"is too large ({width:,}x{height:,} is {width * height:,} pixels, --max-pixels allows "
             f"{max_pixels:,})"
         )
-
-
-class TooLargeError(ValueError):
-    """A picture has more pixels than are allowed; the message says how many."""
 
 
 def _sizes_before_opening(data: bytes) -> Iterator[_Pixels]:

@@ -44,7 +44,7 @@ _STATS_PER_TASK = 256
 _STAT_THREADS = 64
 _SLOW_STAT_S = 20e-6  # mean time of a stat above which threads pay; on a local disk it is 3e-6
 _OUTLIERS = 4  # slowest stats of a task, which are ignored: they waited for the CPU, not for the disk
-_PAUSES_S = (0.15, 0.5)  # between the tries
+_PAUSES_S = (0.15, 0.5)  # between the tries that follow a failed one
 # Errors that another try would not change.
 _FINAL = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO)
@@ -165,7 +165,10 @@ def read_with_retries(read: Callable[[], T], path: str | os.PathLike[str]) -> T:
         OpenFilesError: too many files are open, still after a second.
     """
     try:
-        return with_retries(read, _PAUSES_S, _is_temporary)
+        try:
+            return read()
+        except (OSError, OpenFilesError):
+            return with_retries(read, _PAUSES_S, _is_temporary)
     except OSError as error:
         check_open_files(error, path)
         raise _source_error(path, error) from error

@@ -19,13 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from precache.dataset.manifest import is_converted
 from precache.dataset.unfinished import unfinished_error
 from precache.errors import SettingError, SourceError, shell_command
 from precache.pictures import kinds
 from precache.reporting import warn
 from precache.sources import webdataset
 from precache.sources.base import Source
-from precache.sources.converted import is_converted, open_converted
+from precache.sources.converted import open_converted
 from precache.sources.memory import check_split, open_dataset
 from precache.sources.options import (
     TABLE,
@@ -38,6 +39,8 @@ from precache.sources.options import (
 from precache.sources.table import (
     DELIMITERS,
     JSON_LINES,
+    SAVED_DATASET,
+    SAVED_SPLITS,
     RowPart,
     RowSource,
     is_parquet,
@@ -185,7 +188,8 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
         raise unfinished
     if names := _list_shards(path, webdataset.is_tar):
         return _open_tars(path, names, options)
-    if saved := saved_files(path):
+    is_saved = any((path / name).is_file() for name in (SAVED_SPLITS, SAVED_DATASET))
+    if is_saved and (saved := saved_files(path)):
         for split in dict.fromkeys(saved.values()):
             check_split(split, path, options)
         return _open_arrow_files(path, saved, options, have_prefix=False)

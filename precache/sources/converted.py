@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from precache.dataset.columns import Ints
-from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.index import REMEDY, SampleIndex, checksum_of
 from precache.dataset.shard_table import ShardEntry
@@ -36,7 +36,7 @@ _ID = re.compile("[0-9]{1,18}")
 _NOT_SELECTED = "not taken (--classes or --ids)"
 _MAX_NAMES = 10  # classes that a message names
 
-__all__ = ["ConvertedSource", "is_converted", "open_converted"]
+__all__ = ["ConvertedSource", "open_converted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

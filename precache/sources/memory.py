@@ -20,6 +20,7 @@ their methods, so that torch need not be imported. The path of a sample is that 
 in 8 digits.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from precache.errors import ImageError, SettingError, SourceError
-from precache.pictures.pillow import TooLargeError, check_pixels
+from precache.pictures.pillow import TooLargeError
 from precache.pictures.reading import check_bytes, read_picture, read_with_retries, status_of
 from precache.recipe import SPLIT_NAME
 from precache.reporting import warn
@@ -395,11 +396,10 @@ def _read_file(path: str | os.PathLike[str], where: str, max_pixels: int) -> byt
 
 def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
     """Decode the pixels of an image, which Pillow does not do when it opens a file, and return it."""
+    if math.prod(image.size) > max_pixels:
+        raise ImageError(where, str(TooLargeError(*image.size, max_pixels)))
     try:
-        check_pixels(*image.size, max_pixels)
         image.load()
-    except TooLargeError as error:
-        raise ImageError(where, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         raise ImageError(where, f"cannot be decoded ({reason_of(error)})") from error
     return image

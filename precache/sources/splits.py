@@ -1,4 +1,4 @@
-"""Split lists, which name the split of each picture, and warnings of splits that got no pictures.
+"""Split lists, which name the split of each picture.
 
 A split list is a CSV file with lines `path,split`:
 
@@ -22,10 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError, os_errors_as
-from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
-from precache.reporting import abridge, quantity
+from precache.recipe import SPLIT_NAME, Recipe, looks_like_splits
+from precache.reporting import quantity
 from precache.sources.base import IgnoredPath, Scan
 from precache.sources.text_files import decode_list, find_delimiter, listed_path
 from precache.sources.tree import TreeSource
@@ -117,35 +116,6 @@ def _split_by_folders(
     labels = np.full(len(scan.samples), -1)
     labels[[*class_of]] = [label_of[name] for name in class_of.values()]
     return replace(scan, classes=tuple(classes), samples=replace(scan.samples, labels=labels)), splits
-
-
-def split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
-    """Return warnings of splits, or classes of a split, that got no picture in the conversion of `scan`."""
-    samples, warnings = scan.samples, []
-    labels = samples.labels if samples.targets is None else samples.targets.values
-    numbers = np.unique(labels[labels >= 0]).tolist() if manifest.classes else []
-    source_classes = {scan.classes[number] for number in numbers}
-    source_has_splits = samples.split_names != ("",)
-    user_has_splits = source_has_splits or manifest.recipe.splits != DEFAULT_SPLITS
-    remedy = "precache inspect says what was rejected"
-    if user_has_splits:
-        remedy = f"--splits says what goes where, and {remedy}"
-    for split in samples.split_names if source_has_splits else parse_splits(manifest.recipe.splits):
-        if not manifest.split_samples.get(split):
-            warnings.append(f"split {split} has no picture; {remedy}")
-            continue
-        counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
-        missing = [name for name, count in counts if not count and name in source_classes]
-        if missing and user_has_splits:
-            number = quantity(len(missing), "class", "classes")
-            warnings.append(
-                f"split {split} has no picture of {number} of {len(source_classes):,}: {abridge(missing)}; "
-                f"{remedy}"
-            )
-        elif missing:
-            noun, verb = ("class", "has") if len(missing) == 1 else ("classes", "have")
-            warnings.append(f"{noun} {abridge(missing)} {verb} no picture left; {remedy}")
-    return warnings
 
 
 def _parse_list(path: Path, content: bytes) -> dict[str, str]:

@@ -79,7 +79,8 @@ from precache.storage import open_regular, staging
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES, PARQUET = ".jsonl", ".parquet"
-_SAVED_DATASET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""Names of the files that a folder of `save_to_disk` has, of one dataset or of several splits."""
 _ARROW_MAGIC = b"ARROW1"  # of a file with an index of its batches
 
 _BATCH_PICTURES, _BATCH_ROWS = 32, 65_536
@@ -975,18 +976,14 @@ def is_parquet(name: str) -> bool:
 def saved_files(folder: Path) -> dict[str, str]:
     """Return the Arrow files in a folder that `save_to_disk` wrote, and the split of each; "" if it has none.
 
-    The dictionary is empty for any other folder.
-
     Raises:
         SourceError: the folder is damaged.
     """
-    has_splits = (folder / _SAVED_SPLITS).is_file()
-    if not has_splits and not (folder / _SAVED_DATASET).is_file():
-        return {}
-    path, split_of = folder / _SAVED_SPLITS, dict[str, str]()
+    path, split_of = folder / SAVED_SPLITS, dict[str, str]()
+    has_splits = path.is_file()
     try:
         for split in json.loads(path.read_bytes())["splits"] if has_splits else [""]:
-            path = folder / split / _SAVED_DATASET
+            path = folder / split / SAVED_DATASET
             for file in json.loads(path.read_bytes())["_data_files"]:
                 split_of[os.path.join(split, file["filename"])] = split
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

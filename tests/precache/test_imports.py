@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from precache.dataset.converted import is_converted
+from precache.dataset.manifest import is_converted
 from precache.errors import MissingDependencyError
 from precache.packages import check_package
 from tests.command import ROOT, check_bad_input, run

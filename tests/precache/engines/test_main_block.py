@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from precache.dataset.converted import is_converted, open_dataset
+from precache.dataset.converted import open_dataset
+from precache.dataset.manifest import is_converted
 from tests.command import ROOT
 from tests.conftest import IMAGES
 

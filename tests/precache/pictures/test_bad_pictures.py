@@ -12,7 +12,7 @@ import precache
 from precache.errors import ImageError
 from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
-from precache.pictures.large_pictures import LARGE_PIXELS, LargePictureLock
+from precache.pictures.large_pictures import LARGE_PIXELS, large_picture_lock
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encode_image, error_within_memory, noise, png, tiff
 
@@ -119,8 +119,7 @@ def test_render_opens_more_pixels_than_pillow_and_restores_its_limit(tree_with_l
 
 
 def hold_lock_and_log(log: Path, hold_s: float) -> None:
-    with LargePictureLock() as lock:
-        lock.acquire_if_large(LARGE_PIXELS + 1)
+    with large_picture_lock():
         with open(log, "a") as file:
             file.write("begins\n")
         time.sleep(hold_s)

@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from precache.errors import printable
 
 _LOGGER = logging.getLogger("precache")
+_CALLBACK_MARK = "_precache_callback_error"
 
 
 def warn(message: str) -> None:
@@ -40,6 +42,36 @@ Progress = Callable[[int, int], None]
 
 def no_progress(done: int, total: int) -> None:
     """Report nothing: the default of `on_progress`."""
+
+
+def progress_counter(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
+    """Return a function that adds up the units done, and calls `on_progress(done, total)`."""
+    on_progress = mark_callback_errors(on_progress)
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, total)
+
+    return report
+
+
+def mark_callback_errors(callback: Callable[..., None]) -> Callable[..., None]:
+    """Return `callback`, wrapped so that `is_callback_error` recognises the errors that it raises."""
+
+    def call(*arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception as error:
+            error.__dict__[_CALLBACK_MARK] = True
+            raise
+
+    return call
+
+
+def is_callback_error(error: BaseException) -> bool:
+    """Whether a callback of the caller raised `error`, which is then passed on as it is."""
+    return _CALLBACK_MARK in error.__dict__
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.reading import MAX_PIXELS
 from precache.plan import split_rows
 from precache.recipe import Recipe
-from precache.reporting import Progress, no_progress, warn
+from precache.reporting import Progress, no_progress, warn, progress_counter
 from precache.sources.base import SampleRef, Scan, Source, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list_path, write_list
 from precache.sources.tree import scan_tree
@@ -91,7 +91,7 @@ def check(
     warn_of_undecodable(scan)
     target = default_list_path(scan.root) if list_file is None else local_path(list_file)
     check_writable(target, scan.root)
-    report = engines.progress_counter(on_progress, len(scan.samples))
+    report = progress_counter(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
     rejected: list[Rejected] = []
     with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as results:

@@ -96,8 +96,11 @@ from precache.reporting import (
     Progress,
     abridge,
     explain_interruption,
+    is_callback_error,
+    mark_callback_errors,
     no_progress,
     nothing_lost_message,
+    progress_counter,
     quantity,
     warn,
 )
@@ -224,7 +227,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
             engine=engine,
             workers=workers,
             max_rejected=max_rejected,
-            on_start=engines.mark_callback_errors(on_start),
+            on_start=mark_callback_errors(on_start),
             on_progress=on_progress,
             options=options,
         )
@@ -387,7 +390,7 @@ def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
     check_disk_space(scan, job.plan.recipe, list(waiting.values()), folder, job.on_start)
     total = len(scan.samples)
     waiting_pictures = sum(len(shard.rows) for shard in waiting.values())
-    report = engines.progress_counter(job.on_progress, total, total - waiting_pictures)
+    report = progress_counter(job.on_progress, total, total - waiting_pictures)
     report(0)
     converted = 0
     rejected = _all_rejected(job, finished)
@@ -625,7 +628,7 @@ def _explain_faults(destination: Path, describe_kept: Callable[[], str] | None =
         with explain_interruption(describe_kept) if describe_kept else nullcontext():
             yield
     except OSError as error:
-        if engines.is_callback_error(error):
+        if is_callback_error(error):
             raise
         check_open_files(error, error.filename)
         message = f"cannot be written ({os_reason(error)})"

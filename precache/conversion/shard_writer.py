@@ -187,11 +187,11 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     if holds_pixels and size is not None:
         picture_bytes: float = recipe.picture_bytes
     else:
-        sizes = []
+        sizes, rendering = [], recipe.rendering
         for ref in _sample_evenly(scan, _PROBED_PICTURES):
             with suppress(ImageError):  # the conversion reports it
                 data = scan.source.read(ref, recipe.max_pixels)
-                sizes.append(_predict_picture_bytes(data, scan.source.where(ref), recipe))
+                sizes.append(_predict_picture_bytes(data, scan.source.where(ref), recipe, rendering))
         picture_bytes = sum(sizes) / len(sizes) if sizes else 0
     return _dataset_bytes(scan, recipe, picture_bytes)
 
@@ -223,9 +223,11 @@ def _dataset_bytes(scan: Scan, recipe: Recipe, picture_bytes: float) -> int:
     return round(len(scan.samples) * (picture_bytes + form.bytes_per_sample) + shards * form.bytes_per_shard)
 
 
-def _predict_picture_bytes(data: bytes | Image.Image, path: str, recipe: Recipe) -> float:
+def _predict_picture_bytes(
+    data: bytes | Image.Image, path: str, recipe: Recipe, rendering: Rendering
+) -> float:
     width, height = data.size if isinstance(data, Image.Image) else images.upright_shape(data, path)[::-1]
-    fitted = images.fitted_size(width, height, recipe.rendering)
+    fitted = images.fitted_size(width, height, rendering)
     if FORMATS[recipe.format].holds_pixels:
         return math.prod(fitted) * images.CHANNELS[recipe.channels]
     if fitted == (width, height) and isinstance(data, bytes) and data.startswith(jpeg.START):

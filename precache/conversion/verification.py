@@ -18,7 +18,7 @@ from precache.dataset.unfinished import Inputs
 from precache.errors import DatasetError, ImageError
 from precache.pictures.kinds import decoder_versions
 from precache.recipe import Recipe, flag_name
-from precache.reporting import Progress, no_progress
+from precache.reporting import Progress, no_progress, progress_counter
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Samples, prepare_scan
 from precache.sources.options import OptionNotTakenError
@@ -105,7 +105,7 @@ def verify_deep(
         raise DatasetError(f"cannot be compared with {scan.root}: {reasons}", path=path, remedy=remedy)
     compare = partial(_compare_pictures, scan.source, manifest.recipe)
     tasks = _tasks(scan.samples, dataset.read_index())
-    report = engines.progress_counter(on_progress, manifest.samples)
+    report = progress_counter(on_progress, manifest.samples)
     with closing(engines.run(compare, tasks, workers, report)) as results:
         return sorted(problem for problems in results for problem in problems)
 

@@ -13,17 +13,13 @@ from precache.engines.processes import (
     KILLED,
     Ticks,
     available_cpus,
-    is_callback_error,
-    mark_callback_errors,
-    progress_counter,
     run,
     worker_count,
 )
 from precache.errors import SettingError, check_choice
 
 __all__ = [
-    "ENGINES", "KILLED", "Ticks", "available_cpus", "engine_connection", "is_callback_error",
-    "mark_callback_errors", "progress_counter", "run", "worker_count",
+    "ENGINES", "KILLED", "Ticks", "available_cpus", "engine_connection", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}

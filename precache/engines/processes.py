@@ -47,10 +47,8 @@ from precache.errors import (
     thread_errors,
 )
 from precache.pictures import large_pictures
-from precache.reporting import Progress
 
 Task = TypeVar("Task")
-_CALLBACK_MARK = "_precache_callback_error"
 
 KILLED = "killed the process that decoded it, twice; perhaps memory ran out"
 """Reason in the list of rejects of a picture that was in `Ticks.fatal`."""
@@ -98,36 +96,6 @@ def worker_count(workers: int | None, least: int = 0) -> int:
         raise SettingError(
             str(error), remedy=f"{zero}the default is one per CPU ({available_cpus()})"
         ) from None
-
-
-def progress_counter(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
-    """Return the `on_progress` of `run`: it adds up the units done, and calls `on_progress(done, total)`."""
-    on_progress = mark_callback_errors(on_progress)
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, total)
-
-    return report
-
-
-def mark_callback_errors(callback: Callable[..., None]) -> Callable[..., None]:
-    """Return `callback`, wrapped so that `is_callback_error` recognises the errors that it raises."""
-
-    def call(*arguments: Any) -> None:
-        try:
-            callback(*arguments)
-        except Exception as error:
-            error.__dict__[_CALLBACK_MARK] = True
-            raise
-
-    return call
-
-
-def is_callback_error(error: BaseException) -> bool:
-    """Whether a callback of the caller raised `error`, which is then passed on as it is."""
-    return _CALLBACK_MARK in error.__dict__
 
 
 class Ticks:

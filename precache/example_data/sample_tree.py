@@ -24,7 +24,7 @@ from PIL import ExifTags, Image, ImageChops, ImageDraw, ImageFilter
 
 from precache import engines
 from precache.errors import check_choice, check_range
-from precache.reporting import Progress, no_progress
+from precache.reporting import Progress, no_progress, progress_counter
 from precache.storage import atomic_folder, check_new_folder
 
 _TAG = 2
@@ -102,7 +102,7 @@ def make_sample(
     destination = Path(destination)
     check_new_folder(destination)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    report = engines.progress_counter(on_progress, images)
+    report = progress_counter(on_progress, images)
 
     with atomic_folder(destination) as folder:
         tasks = []

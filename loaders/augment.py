@@ -21,8 +21,8 @@ from torch.nn.functional import interpolate
 from loaders.device import upload
 from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice, is_number
+from precache.pictures.images import Size, as_size, sides
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import Size, as_size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]

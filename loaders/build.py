@@ -49,7 +49,7 @@ from loaders.settings import (
 )
 from loaders.transfer import Pipeline, find_mean_and_std
 from precache.errors import SettingError
-from precache.pictures.sizes import Size, sides
+from precache.pictures.images import Size, sides
 from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url, is_url

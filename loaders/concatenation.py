@@ -19,7 +19,7 @@ from precache.dataset.columns import Column
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.statistics import ChannelStatistics
 from precache.errors import SettingError, shell_command
-from precache.pictures.sizes import sides
+from precache.pictures.images import sides
 from precache.storage.urls import Url
 
 

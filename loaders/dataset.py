@@ -41,10 +41,9 @@ from precache.errors import (
     similar_name,
 )
 from precache.formats import FORMATS, StoredSample
-from precache.pictures.images import CHANNELS
+from precache.pictures.images import CHANNELS, Size, sides, size_text
 from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.pictures.reading import read_with_retries
-from precache.pictures.sizes import Size, sides, size_text
 from precache.plan import split_rows
 from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import abridge

@@ -26,7 +26,7 @@ from loaders.settings import LoaderSpec
 from loaders.threads import Ending, Prefetch, dead_worker_error
 from loaders.transfer import Pipeline, receive
 from precache.errors import ImageError, SettingError, WorkerError, check_range, printable
-from precache.pictures.sizes import Size, as_size
+from precache.pictures.images import Size, as_size
 
 _AHEAD_BATCHES = 3
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost

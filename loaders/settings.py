@@ -17,8 +17,7 @@ import torch
 
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range, is_number
-from precache.pictures.images import MAX_SIZE
-from precache.pictures.sizes import Size, check_size
+from precache.pictures.images import MAX_SIZE, Size, check_size
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.splits import is_list_file
 

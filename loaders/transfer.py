@@ -35,7 +35,7 @@ from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
 from precache.dataset.columns import Column
 from precache.errors import SettingError
-from precache.pictures.sizes import as_size
+from precache.pictures.images import as_size
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html

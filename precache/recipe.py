@@ -20,9 +20,12 @@ from precache.pictures.images import (
     RESAMPLING,
     Color,
     Rendering,
+    Size,
+    check_size,
+    sides,
+    size_text,
 )
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.sizes import Size, check_size, sides, size_text
 
 DECODES = ("full", "scaled")
 DEFAULT_MAX_REJECTS = 0.01

@@ -22,8 +22,8 @@ from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import PrecacheError, SettingError
 from precache.errors import DatasetError
 from precache.pictures import images
+from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import psnr
-from precache.pictures.sizes import Size, sides
 from precache.sources.tree import scan_tree
 
 Build: TypeAlias = Callable[..., Loader]

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from precache.pictures.sizes import Size, sides
+from precache.pictures.images import Size, sides
 from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
 
 

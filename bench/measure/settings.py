@@ -17,8 +17,7 @@ from loaders.batch import Batch
 from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
-from precache.pictures.images import MAX_SIZE
-from precache.pictures.sizes import Size
+from precache.pictures.images import MAX_SIZE, Size
 from precache.storage.urls import Location
 
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}

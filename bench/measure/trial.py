@@ -34,8 +34,8 @@ from loaders.settings import CROP_RATIO
 from loaders.transfer import normalise, receive
 from precache.engines import available_cpus
 from precache.formats import FORMATS, StoredSample
+from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import Size, sides
 
 PROBED_PICTURES = 200  # pictures that `time_stages` reads and decodes
 DECODING_BACKENDS = ("pytorch", "webdataset")

@@ -28,7 +28,7 @@ from loaders.device import upload
 from loaders.settings import LoaderSpec
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, SettingError, printable
-from precache.pictures.sizes import sides
+from precache.pictures.images import sides
 
 _FREE_SHARE = 0.1  # of the device's free memory, which is left to the training
 _LOGGER = logging.getLogger(__name__)

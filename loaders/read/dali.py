@@ -32,7 +32,7 @@ from loaders.settings import LoaderSpec
 from loaders.threads import check_exit
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import install_command
-from precache.pictures.sizes import sides
+from precache.pictures.images import sides
 from precache.storage import check_can_open
 
 _QUEUE_BATCHES = 2

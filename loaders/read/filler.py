@@ -19,8 +19,8 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
+from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import Size, sides
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
 

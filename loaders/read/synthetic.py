@@ -12,7 +12,7 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
-from precache.pictures.sizes import sides
+from precache.pictures.images import sides
 
 
 class SyntheticReader:

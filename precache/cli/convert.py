@@ -17,10 +17,9 @@ from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, shell_command
 from precache.formats import FORMATS
-from precache.pictures.images import FITS, RESAMPLING
+from precache.pictures.images import FITS, RESAMPLING, parse_size
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions

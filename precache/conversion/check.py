@@ -16,7 +16,7 @@ from precache.pictures.kinds import kind_without_decoder
 from precache.pictures.reading import MAX_PIXELS
 from precache.plan import split_rows
 from precache.recipe import Recipe
-from precache.reporting import Progress, no_progress, warn, progress_counter
+from precache.reporting import Progress, no_progress, progress_counter, warn
 from precache.sources.base import SampleRef, Scan, Source, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list_path, write_list
 from precache.sources.tree import scan_tree

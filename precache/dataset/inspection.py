@@ -23,9 +23,8 @@ from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError, printable, shell_command
 from precache.formats import FORMATS
 from precache.pictures import jpeg
-from precache.pictures.images import CHANNELS
+from precache.pictures.images import CHANNELS, sides
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import sides
 from precache.recipe import Recipe
 from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url

@@ -24,9 +24,8 @@ from precache.dataset.files import FileEntry
 from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged_index_error
 from precache.errors import SettingError
 from precache.formats import FORMATS, Format
-from precache.pictures.images import CHANNELS, MAX_KEPT_SIDE
+from precache.pictures.images import CHANNELS, MAX_KEPT_SIDE, sides
 from precache.pictures.jpeg import MAX_EXPANSION
-from precache.pictures.sizes import sides
 from precache.recipe import SPLIT_NAME, Recipe
 
 _MAX_NUMBER, _MAX_BYTES = (1 << 31) - 1, 1 << 60

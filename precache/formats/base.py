@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from precache.errors import DatasetError, ImageError, shell_command
+from precache.pictures.images import Size
 from precache.pictures.jpeg import Pixels, decode_jpeg
-from precache.pictures.sizes import Size
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 

@@ -34,9 +34,8 @@ import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
 from precache.formats.base import ByteRange, Format, Sample, StoredSample, shard_remedy
-from precache.pictures.images import MAX_KEPT_SIDE
+from precache.pictures.images import MAX_KEPT_SIDE, Size, sides
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import Size, sides
 from precache.storage import open_regular
 from precache.storage.output import OutputFile
 

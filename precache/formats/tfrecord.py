@@ -27,7 +27,7 @@ import numpy as np
 
 from precache.errors import DatasetError, os_reason
 from precache.formats.base import ByteRange, Format, Sample, StoredSample, shard_remedy
-from precache.pictures.sizes import Size
+from precache.pictures.images import Size
 from precache.storage import read_regular
 from precache.storage.output import OutputFile
 

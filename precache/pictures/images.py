@@ -19,7 +19,7 @@ import simplejpeg
 from PIL import ExifTags
 from PIL import Image as PillowImage
 
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError, SettingError, SourceError, check_range
 from precache.pictures import jpeg, pillow
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import no_decoder_reason, pillow_is_simd
@@ -27,9 +27,10 @@ from precache.pictures.large_pictures import LARGE_PIXELS, lacks_memory, large_p
 from precache.pictures.own_pillow import Image, ImageOps
 from precache.pictures.pillow import TooLargeError
 from precache.pictures.reading import MAX_PIXELS, read_picture
-from precache.pictures.sizes import Size, sides
 
 Color: TypeAlias = tuple[int, int, int]
+Size: TypeAlias = int | tuple[int, int]
+"""Size in pixels: the side of a square, or (height, width) of a rectangle that is no square."""
 WHITE: Color = (255, 255, 255)
 
 MAX_SIZE = 8192
@@ -53,6 +54,7 @@ CHANNELS = {"grey": 1, "rgb": 3}
 """Number of channels for each value of `Rendering.channels`."""
 
 _EMPTY = "the file is empty"
+_SIZE_TEXT = re.compile(r"([0-9]+)(?:x([0-9]+))?", re.ASCII)
 # Pillow's message where it was compiled without a library
 _MISSING_CODEC = re.compile(r"decoder (\w+) not available")
 _KIND_OF_CODEC = {"jpeg2k": "JPEG2000", "libtiff": "compressed TIFF"}
@@ -320,6 +322,49 @@ def inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
 def centre_offset(side: int, size: int) -> int:
     """First pixel of a centred crop of `size` pixels in a side of `side` pixels, as torchvision rounds it."""
     return round((side - size) / 2)
+
+
+def check_size(name: str, value: object, max_side: int) -> Size:
+    """Convert the value of a setting to a Size; two equal sides become an int, and a list becomes a tuple.
+
+    Args:
+        name: name of the setting, for messages.
+        value: value to convert.
+        max_side: maximal length of a side.
+
+    Raises:
+        SettingError: the value is neither an integer from 1 to `max_side`, nor two of these.
+    """
+    if not isinstance(value, (tuple, list)):
+        return check_range(name, value, 1, max_side)  # type: ignore[arg-type]  # which it checks
+    if len(value) != 2:
+        raise SettingError(f"{name} must be an integer, or height and width as (240, 320), got {value!r}")
+    height = check_range(f"height of {name}", value[0], 1, max_side)
+    width = check_range(f"width of {name}", value[1], 1, max_side)
+    return as_size(height, width)
+
+
+def parse_size(text: str) -> Size:
+    """Parse '448', or '320x240', which is 320 wide; SettingError for any other text."""
+    match = _SIZE_TEXT.fullmatch(text.strip())
+    if match is None or max(map(len, match.groups(""))) > 9:  # Python refuses to parse very many digits
+        raise SettingError(f"--size must be pixels as 448, or WIDTHxHEIGHT as 320x240, got {text!r}")
+    return as_size(int(match[2] or match[1]), int(match[1]))
+
+
+def as_size(height: int, width: int) -> Size:
+    """Size of a picture of `height` x `width` pixels: an int if it is square."""
+    return height if height == width else (height, width)
+
+
+def sides(size: Size) -> tuple[int, int]:
+    """Height and width of a size."""
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def size_text(size: Size) -> str:
+    """Size as text that `parse_size` parses."""
+    return f"{size[1]}x{size[0]}" if isinstance(size, tuple) else str(size)
 
 
 def _resize(

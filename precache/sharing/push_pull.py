@@ -24,7 +24,14 @@ from precache.dataset.files import FileEntry, file_problem
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
-from precache.reporting import Progress, abridge, explain_interruption, no_progress, is_callback_error, mark_callback_errors
+from precache.reporting import (
+    Progress,
+    abridge,
+    explain_interruption,
+    is_callback_error,
+    mark_callback_errors,
+    no_progress,
+)
 from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import (
     atomic_write,

@@ -24,8 +24,8 @@ from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, SampleError, SettingError, os_reason, similar_name
 from precache.formats import FORMATS
 from precache.pictures import images
+from precache.pictures.images import sides, size_text
 from precache.pictures.reading import read_with_retries
-from precache.pictures.sizes import sides, size_text
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions

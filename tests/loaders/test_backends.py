@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from loaders.dataset import open_split
-from precache.pictures.sizes import Size, as_size, sides
+from precache.pictures.images import Size, as_size, sides
 from tests import loader_contract as contract
 from tests import sampling_contract
 from tests.building import build_loader

@@ -17,8 +17,8 @@ from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START, ShardFile
+from precache.pictures.images import Size
 from precache.pictures.jpeg import encode_jpeg
-from precache.pictures.sizes import Size
 from precache.storage.output import publish
 from tests import format_contract as contract
 from tests.conftest import small_recipe

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from precache.pictures import images
+from precache.pictures.images import Size
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import Size
 from tests.command import ROOT
 
 with suppress(ImportError):

@@ -15,8 +15,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 from precache import Recipe
 from precache.errors import ImageError
 from precache.pictures import images, jpeg
-from precache.pictures.images import Rendering
-from precache.pictures.sizes import Size
+from precache.pictures.images import Rendering, Size
 from precache.sources.tree import scan_tree
 from tests.precache.pictures.drawing import chunk, encode_image, load, noise, png
 

@@ -23,7 +23,7 @@ from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, open_dataset
-from precache.dataset.index import SampleIndex, checksum_of
+from precache.dataset.index import SampleIndex
 from precache.dataset.manifest import MANIFEST_NAME, is_converted
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics
@@ -51,7 +51,7 @@ from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
 from precache.sources.tree import list_tree, split_of
-from precache.storage import read_regular_part
+from precache.storage import checksum_of, read_regular_part
 from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precache.dataset.index import INDEX_NAME, SHARD, ArrayEntry, checksum_of, write_arrays
+from precache.dataset.index import INDEX_NAME, SHARD, ArrayEntry, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.tfrecord import _masked_crc
-from precache.storage import crc32c
+from precache.storage import checksum_of, crc32c
 from tests.damage import edit_manifest
 
 VALUES: tuple[Any, ...] = (

@@ -26,7 +26,6 @@ from bench.lab.peers import find_libraries, write_pictures
 from bench.measure.processes import run_command
 from bench.report.table import Table
 from precache.conversion.shard_writer import ShardTask, write_shard
-from precache.dataset.index import checksum_of
 from precache.dataset.statistics import PixelSums
 from precache.engines import Ticks, available_cpus
 from precache.formats import FORMATS
@@ -34,6 +33,7 @@ from precache.pictures import images, jpeg, reading
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage import checksum_of
 from precache.storage.staging import temporary_folder
 
 _SIDE = 256  # pixels of squares

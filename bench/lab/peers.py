@@ -35,7 +35,6 @@ from loaders.dataset import open_split
 from loaders.read.blocks import BLOCK_BYTES, read_block
 from loaders.read.shards import MappedShard
 from precache import Recipe, convert
-from precache.dataset.index import checksum_of
 from precache.errors import WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
@@ -43,6 +42,7 @@ from precache.formats.shards import ShardFile
 from precache.pictures.jpeg import Pixels
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage import checksum_of
 from precache.storage.staging import temporary_folder
 
 _STORED_SIDE, _SIZE = 256, 224  # pixels

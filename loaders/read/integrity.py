@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
 from precache.dataset.files import file_problem
-from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, SampleError
 from precache.pictures.jpeg import Pixels
+from precache.storage import checksum_of
 
 
 class SampleCheck:

@@ -19,7 +19,6 @@ import numpy as np
 from PIL import Image
 
 from precache.dataset.files import FileEntry
-from precache.dataset.index import checksum_of
 from precache.dataset.statistics import NO_PIXELS, PixelSums
 from precache.dataset.unfinished import (
     MODIFIED_NS,
@@ -40,7 +39,7 @@ from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources.base import UNREADABLE, SampleRef, Scan, Source, picture_checksum
-from precache.storage import atomic_write
+from precache.storage import atomic_write, checksum_of
 from precache.storage.output import publish
 
 _PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all

@@ -12,7 +12,7 @@ from precache.conversion.destination import input_differences
 from precache.conversion.shard_writer import make_stored_picture
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import file_problem, object_problems
-from precache.dataset.index import IndexFileError, SampleIndex, checksum_of
+from precache.dataset.index import IndexFileError, SampleIndex
 from precache.dataset.manifest import ManifestError
 from precache.dataset.unfinished import Inputs
 from precache.errors import DatasetError, ImageError
@@ -23,6 +23,7 @@ from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Samples, prepare_scan
 from precache.sources.options import OptionNotTakenError
 from precache.sources.without import take_converted
+from precache.storage import checksum_of
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 

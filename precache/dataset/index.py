@@ -59,7 +59,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from msgspec import Meta, Struct
 
 from precache.dataset.bounds import Limits
@@ -67,7 +66,7 @@ from precache.dataset.columns import Column, Kind, Rows, Target, rows_at
 from precache.dataset.files import READ_REMEDY, FileEntry, LocalFile
 from precache.errors import DatasetError, SampleError, SourceError
 from precache.pictures.reading import read_with_retries
-from precache.storage import atomic_write, open_regular
+from precache.storage import atomic_write, checksum_of, open_regular
 from precache.storage.stored_json import Count, decode, encode
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
@@ -162,15 +161,6 @@ class ArrayEntry(Struct, frozen=True, forbid_unknown_fields=True):
         # where there are no rows, the other sides must still be more than 0, and no larger than the file
         has_rows_of_size = 0 < row_bytes <= data_bytes
         return has_rows_of_size and stop - start == self.shape[0] * row_bytes and stop <= data_bytes
-
-
-def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
-    """Compute XXH3-64 of contiguous data: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
-
-    It detects damage by disks, memory and networks, nearly as fast as the CPU's cache is read; it does not
-    detect forgery.
-    """
-    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # not declared as a Buffer by NumPy 1
 
 
 def damaged_index_error(path: Path, reason: str) -> IndexFileError:

@@ -20,11 +20,12 @@ from PIL import Image
 
 from precache.dataset import columns
 from precache.dataset.columns import Column, Ints
-from precache.dataset.index import Checksums, Sizes, checksum_of
+from precache.dataset.index import Checksums, Sizes
 from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
 from precache.reporting import quantity, warn
+from precache.storage import checksum_of
 
 ANY_SIZE = 1 << 60
 """Value of `max_pixels` for a picture that has been converted before: its size was checked then."""

@@ -19,7 +19,7 @@ from PIL import Image
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import first_problem
-from precache.dataset.index import REMEDY, SampleIndex, checksum_of
+from precache.dataset.index import REMEDY, SampleIndex
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, SampleError, SettingError, os_reason, similar_name
 from precache.formats import FORMATS
@@ -30,7 +30,7 @@ from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
 from precache.sources.text_files import decode_list, listed_path
-from precache.storage import read_regular, read_regular_part
+from precache.storage import checksum_of, read_regular, read_regular_part
 
 _ID = re.compile("[0-9]{1,18}")
 _NOT_SELECTED = "not taken (--classes or --ids)"

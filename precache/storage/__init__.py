@@ -27,6 +27,8 @@ from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from precache.errors import SettingError, check_open_files
 
@@ -269,6 +271,15 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
+    """Compute XXH3-64 of contiguous data: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+
+    It detects damage by disks, memory and networks, nearly as fast as the CPU's cache is read; it does not
+    detect forgery.
+    """
+    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # not declared as a Buffer by NumPy 1
 
 
 def crc32c(content: bytes) -> str:

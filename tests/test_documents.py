@@ -1,10 +1,15 @@
 """Links, names of tests and figures in the documents lead to what is in the repository."""
 
 import re
+import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from PIL import Image
 
+from precache import Recipe, convert
 from tests.command import ROOT
 from tests.faults.runner import ATTACKS
 
@@ -79,3 +84,34 @@ def test_the_readme_repeats_the_accuracy_of_the_page_of_results() -> None:
     for bold, difference, conclusion, low, high in readme:
         assert (difference, low, high, conclusion) in measured
         assert bool(bold) == (conclusion in ("worse", "better")), "in bold: what is not within noise"
+
+
+def test_architecture_names_every_file_that_a_plain_jpeg_passes(tmp_path: Path) -> None:
+    """Files with a function that runs once more, or more often, for each further picture."""
+    before = _calls_of_conversion(tmp_path / "20", 20)
+    further = _calls_of_conversion(tmp_path / "40", 40) - before
+    passed = {file for (file, _, _), calls in further.items() if calls >= 20}
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    path = text[text.index("**A picture**, once") : text.index("No other file runs for each")]
+    assert passed == set(re.findall(r"\]\(([^)]+)\)", path))
+
+
+def _calls_of_conversion(folder: Path, pictures: int) -> Counter[tuple[str, str, int]]:
+    """Return how often each function, as file, name and line, runs while so many pictures are converted."""
+    (folder / "tree/a").mkdir(parents=True)
+    for number in range(pictures):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(folder / f"tree/a/{number}.jpg")
+    calls: Counter[tuple[str, str, int]] = Counter()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        code, root = frame.f_code, f"{ROOT}/"
+        if event == "call" and code.co_filename.startswith(f"{root}precache/"):
+            calls[code.co_filename.removeprefix(root), code.co_name, code.co_firstlineno] += 1
+
+    profile = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        convert(folder / "tree", folder / "out", Recipe(format="shards", size=16), workers=0)
+    finally:
+        sys.setprofile(profile)
+    return calls

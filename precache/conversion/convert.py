@@ -88,7 +88,6 @@ from precache.errors import (
     shell_command,
 )
 from precache.formats import FORMATS
-from precache.pictures import images
 from precache.pictures.kinds import decoder_versions, is_decodable_now, kind_without_decoder
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import DEFAULT_MAX_REJECTS, DEFAULT_SPLITS, Recipe, format_flags, parse_splits
@@ -527,7 +526,7 @@ def _make_index(
         index["targets"] = scanned.targets
     index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums", "byte_ranges")}
     if recipe.stored_size is None:
-        index["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
+        index["shapes"] = Column(columns["shapes"])
     return SampleIndex(index)
 
 
@@ -552,14 +551,6 @@ def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> Non
             f"{rejected[0].path}, {rejected[0].reason}",
             path=scan.root,
         )
-
-
-def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes:
-    """Return the stored height and width, int32 [n, 2], of pictures of these widths and heights [n, 2]."""
-    rendering = recipe.rendering
-    fitted = (images.fitted_size(int(width), int(height), rendering) for width, height in source_sizes)
-    sides = np.fromiter(chain.from_iterable(fitted), np.int32, 2 * len(source_sizes))
-    return sides.reshape(-1, 2)[:, ::-1]
 
 
 def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[str, tuple[int, ...]]:

@@ -75,7 +75,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
         Name of the shard.
     """
     recipe, rendering = task.recipe, task.recipe.rendering
-    sizes, checksums, byte_ranges, source_checksums, rejected = [], [], [], [], []
+    sizes, shapes, checksums, byte_ranges, source_checksums, rejected = [], [], [], [], [], []
     sums = NO_PIXELS
     writer = FORMATS[recipe.format].writer(task.folder / task.name, len(task.samples), recipe.stored_size)
     try:
@@ -94,6 +94,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
             else:
                 size = ref.original_size or size
                 sizes.append(size)
+                shapes.append(pixels.shape[:2])
                 checksums.append(checksum_of(stored))
                 sums += PixelSums.from_picture(pixels)
                 sample = Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields)
@@ -106,6 +107,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
         raise
     columns = {
         "source_sizes": sizes,
+        "shapes": shapes,
         "checksums": checksums,
         "byte_ranges": byte_ranges,
         MODIFIED_NS: [ref.modified_ns for ref in task.samples],

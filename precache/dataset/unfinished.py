@@ -39,6 +39,7 @@ _MAX_BYTES = 1 << 28  # limits the memory that a file of another kind takes
 MODIFIED_NS, SOURCE_CHECKSUMS = f"{SOURCE}modified_ns", f"{SOURCE}checksums"
 _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "source_sizes": ("<i4", (2,)),
+    "shapes": ("<i4", (2,)),
     "checksums": ("<u8", ()),
     "byte_ranges": ("<i8", (2,)),
     MODIFIED_NS: ("<i8", ()),

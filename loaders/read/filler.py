@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment import Crops, crop_into
+from loaders.augment import Crops, crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
@@ -23,6 +23,7 @@ from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
+_PICTURES_PER_PART = 32  # at most, where a thread only copies pictures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,12 +123,14 @@ class Pictures:
         shapes: int64 [n, 2], height and width of each picture, where the data does not know them.
         compare: returns the error of the picture of a slot if it is not as it was written, else None; not
             given where none has to be compared.
+        in_memory: whether `picture_at` returns memory that exists anyway: then one call copies several.
     """
 
     request: Request
     picture_at: Callable[[int], Pixels]
     shapes: npt.NDArray[np.int64] | None = None
     compare: Callable[[int, Pixels], ImageError | None] | None = None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class _Filling:
         boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
             the other.
         images: memory of the batch, uint8 [n, height, width, channels], in the order of `boxes`.
-        slots: those that are still to be filled; the threads share the iterator, each takes the next one.
+        parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
     """
@@ -147,7 +150,7 @@ class _Filling:
     boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
-    slots: Iterator[int]
+    parts: Iterator[range]
     threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
@@ -204,7 +207,7 @@ class BatchFiller:
     def fill(self, pictures: Pictures) -> DecodedBatch:
         """Fill one batch, in the thread that calls."""
         filling = self._prepare(pictures)
-        self._fill_slots(filling)
+        self._fill_parts(filling)
         return self._finish(filling)
 
     def close(self) -> None:
@@ -224,13 +227,17 @@ class BatchFiller:
             images = self._buffers.take(samples)
         else:
             images = torch.from_numpy(self._memory[:samples])
-        return _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, iter(range(len(ids))))
+        slots = range(len(ids))
+        max_size = _PICTURES_PER_PART if pictures.in_memory else 1
+        size = max(1, min(max_size, len(ids) // self._threads))
+        parts = [slots[start : start + size] for start in slots[::size]]
+        return _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, iter(parts))
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
         filling = self._prepare(pictures)
         for _ in range(min(self._threads, len(pictures.request.positions))):
-            filling.threads.append(self._pool.submit(self._fill_slots, filling))
+            filling.threads.append(self._pool.submit(self._fill_parts, filling))
         return filling
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
@@ -247,29 +254,43 @@ class BatchFiller:
             images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
         return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
-    def _fill_slots(self, filling: _Filling) -> None:
-        """Put the served parts of pictures into the batch, and compare each while the cache has it."""
-        spaces: Pixels = filling.images.numpy()
-        pictures, boxes, mirrored = filling.pictures, filling.boxes, filling.mirrored
-        samples = len(pictures.request.positions)
-        for slot in filling.slots:
+    def _fill_parts(self, filling: _Filling) -> None:
+        """Fill the parts of a batch that no other thread has taken."""
+        for part in filling.parts:
             check_exit()
+            self._fill(filling, part)
+
+    def _fill(self, filling: _Filling, part: range) -> None:
+        """Decode the pictures of these slots, put their crops into the batch, and compare them.
+
+        They are compared last, while the cache has them: a batch is served once all are right.
+        """
+        pictures: dict[int, Pixels] = {}
+        for slot in part:
             try:
-                picture = pictures.picture_at(slot)
+                pictures[slot] = filling.pictures.picture_at(slot)
             except ImageError as error:
                 # Copied without its traceback, which would keep alive what its frames hold.
                 filling.errors[slot] = copy(error)
+        spaces: Pixels = filling.images.numpy()
+        for view_start in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
+            if len(pictures) == len(part):
+                view = slice(view_start + part.start, view_start + part.stop)
+                crop_all_into(
+                    list(pictures.values()), filling.boxes[view], filling.mirrored[view], spaces[view]
+                )
                 continue
-            for number in range(slot, len(boxes), samples):
-                crop_into(picture, boxes[number], mirrored[number], spaces[number])
-            if pictures.compare is not None:
-                wrong = pictures.compare(slot, picture)
-                if wrong is not None:
+            for slot, picture in pictures.items():
+                number = view_start + slot
+                crop_into(picture, filling.boxes[number], filling.mirrored[number], spaces[number])
+        if (compare := filling.pictures.compare) is not None:
+            for slot, picture in pictures.items():
+                if (wrong := compare(slot, picture)) is not None:
                     filling.errors[slot] = wrong
 
 
 def _stop_filling(filling: _Filling) -> None:
     """Skip the slots that have not been begun, and wait until no thread reads or writes for the batch."""
-    for _ in filling.slots:
+    for _ in filling.parts:
         pass
     wait(filling.threads)

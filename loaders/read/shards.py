@@ -170,7 +170,9 @@ class ShardsReader:
             shard, row = samples[slot]
             return shard.picture(row)
 
-        return Pictures(request, picture_at, compare=self._check.batch_comparison(request.positions))
+        return Pictures(
+            request, picture_at, in_memory=True, compare=self._check.batch_comparison(request.positions)
+        )
 
     def close(self) -> None:
         """End the threads."""

@@ -437,13 +437,14 @@ class SampleColumns(Mapping[str, Column]):
         return SampleColumns, (self._file, self._limits)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._file.arrays if not name.startswith((ENDS, *_OTHER_PREFIXES)))
+        return filter(self.__contains__, self._file.arrays)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in tuple(self)
+        is_other = str(name).startswith((ENDS, *_OTHER_PREFIXES))
+        return name in self._file.arrays and not is_other
 
     def __getitem__(self, name: str) -> Column:
         """Column of this name.

@@ -89,13 +89,14 @@ class Column:
 
     @classmethod
     def _from_texts(cls, values: Sequence[str]) -> "Column":
-        try:
-            encoded = [value.encode() for value in values]
-        except UnicodeEncodeError:
-            row = next(row for row, value in enumerate(values) if not _is_unicode(value))
-            raise ValueOfRowError(row, "cannot be written as UTF-8") from None
-        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
+        content, ends = bytearray(), np.empty(len(values), np.int64)
+        for row, value in enumerate(values):
+            try:
+                content += value.encode()
+            except UnicodeEncodeError:
+                raise ValueOfRowError(row, "cannot be written as UTF-8") from None
+            ends[row] = len(content)
+        return cls(np.frombuffer(content, np.uint8), ends)
 
     @classmethod
     def _from_numbers(cls, values: Sequence[Any]) -> "Column":
@@ -368,14 +369,6 @@ def _number_array(value: Any) -> npt.NDArray[Any]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind_problem(values: Sequence[Any], row: int) -> str:

@@ -4,7 +4,7 @@ All sources have the protocol of `precache.sources.base`. To add one, write:
 
     a kind of table      a function that opens it as `Rows` (see `precache.sources.table`), its suffix in
                          `options.TABLE_SUFFIXES` and a branch in `_open_table`
-    a kind of dataset    the same, and a branch in `memory.open_part`
+    a kind of dataset    the same, and a branch in `memory.open_rows`
     anything else        a `Source` (see `precache.sources.base`), its name in messages in
                          `precache.sources.options`, and a branch in `_open_file`, which looks at the file's
                          name, or in `_open_folder`
@@ -14,7 +14,6 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,12 @@ from precache.sources.table import (
     JSON_LINES,
     SAVED_DATASET,
     SAVED_SPLITS,
-    RowPart,
+    Rows,
     RowSource,
     is_parquet,
-    read_arrow,
-    read_csv,
-    read_json_lines,
+    open_arrow,
+    open_csv,
+    open_json_lines,
     saved_files,
 )
 from precache.sources.tree import TreeSource, split_of
@@ -93,16 +92,17 @@ def _open_table(path: Path, options: SourceOptions) -> RowSource:
     options.check_kind(TABLE)
     folder = str(path.parent) if options.root is None else options.root
     suffix, name = path.suffix.lower(), str(path)
+    open_rows: Callable[[], Rows]
     if suffix in DELIMITERS:
-        part = RowPart(partial(read_csv, name), folder)
+        open_rows = partial(open_csv, name, folder)
     elif suffix == JSON_LINES:
-        part = RowPart(partial(read_json_lines, name), folder)
+        open_rows = partial(open_json_lines, name, folder)
     else:
-        part = RowPart(partial(read_arrow, name, folder), folder)
-        if part.choose_roles(part.open(), options).image.has_pictures:
-            part = replace(part, split=find_split(path.name))
+        open_rows = partial(open_arrow, name, folder)
+        if open_rows().choose_roles(options).image.has_pictures:
+            open_rows = partial(open_arrow, name, folder, find_split(path.name))
             _warn_of_copies(path, [name])
-    return RowSource(path, _table_paths(path, options), (part,), options)
+    return RowSource(path, _table_paths(path, options), (open_rows,), options)
 
 
 def _open_arrow_files(
@@ -116,10 +116,17 @@ def _open_arrow_files(
     """
     options.check_kind(TABLE)
     pictures_folder = str(folder) if options.root is None else options.root
-    parts = []
-    for name, split in files.items():
-        open_rows = partial(read_arrow, str(folder / name), pictures_folder)
-        parts.append(RowPart(open_rows, split=split, prefix=f"{name}/" if have_prefix else ""))
+    parts = [
+        partial(
+            open_arrow,
+            str(folder / name),
+            pictures_folder,
+            split,
+            f"{name}/" if have_prefix else "",
+            may_be_paths=False,
+        )
+        for name, split in files.items()
+    ]
     _warn_of_copies(folder, list(files))
     return RowSource(folder, _table_paths(folder, options), tuple(parts), options)
 

@@ -3,7 +3,7 @@
     torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; if the dataset has no
                                                  transform, its files are converted
     a torch Subset of one of these               labels are in the `samples` of the dataset
-    a dataset of Hugging Face's library          columns are read as Arrow has them; pictures stay encoded
+    a dataset of Hugging Face's library          columns are read at once; pictures stay encoded
     all others                                   every sample is read once, for its label and its fields
 
 A sample is a tuple (picture, label), a mapping, or a picture alone. A picture may be:
@@ -22,7 +22,7 @@ in 8 digits.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,7 @@ from precache.pictures.reading import check_bytes, read_picture, read_with_retri
 from precache.recipe import SPLIT_NAME
 from precache.reporting import warn
 from precache.sources.options import DATASET, SourceOptions
-from precache.sources.table import RowPart, Rows, RowSource, StoredPictures
+from precache.sources.table import RowBatch, Rows, RowSource, StoredPictures
 from precache.sources.targets import ColumnInfo, unique_names
 
 _MAX_UNREADABLE = 16  # how many of the first samples may fail until the dataset counts as broken
@@ -71,17 +71,16 @@ def open_dataset(dataset: Any, options: SourceOptions) -> RowSource:
             raise SettingError(f"{type(split_dataset).__name__} is not a source; {expected}")
     first_class = type(next(iter(datasets.values())))
     root = Path(f"{first_class.__module__.partition('.')[0]}.{first_class.__name__}")
-    parts: list[RowPart] = []
+    parts: list[Callable[[], Rows]] = []
     paths: list[Path] = []
     for split, split_dataset in datasets.items():
         check_split(split, root, options)
         name = f"{root}, split {split}" if split else str(root)
         if not len(split_dataset):
             raise SourceError("has no samples; expected one for each picture", path=name)
-        part = open_part(split_dataset, name, split)
-        if part.folder is not None:
-            paths.append(Path(part.folder))
-        parts.append(part)
+        parts.append(partial(open_rows, split_dataset, name, split))
+        if _has_files(split_dataset):
+            paths.append(Path(split_dataset.root))
     return RowSource(root, tuple(paths), tuple(parts), options)
 
 
@@ -95,25 +94,34 @@ def check_split(split: str, root: Path, options: SourceOptions) -> None:
         raise SettingError("has splits already", path=root, remedy=f"leave out split={options.split!r}")
 
 
-def open_part(dataset: Any, name: str, split: str) -> RowPart:
+def open_rows(dataset: Any, name: str, split: str) -> Rows:
     """Open one dataset as the kind that it is; `name` is its name in messages."""
     if all(hasattr(dataset, attribute) for attribute in ("features", "select_columns", "with_format")):
-        return RowPart(partial(_open_hugging_face, dataset, name), split=split, is_dataset=True)
-    samples = _folder_samples(dataset)
-    if samples is None or not _returns_files(dataset):
-        labels = None if samples is None else [label for _, label in samples]
-        return RowPart(partial(_open_samples, dataset, name, labels), split=split, is_dataset=True)
-    folder, prefix = os.fspath(dataset.root), f"{split}/" if split else ""
+        return _open_hugging_face(dataset, name, split)
+    if _has_files(dataset):
+        return _open_files(dataset, name, split)
+    return _open_samples(dataset, name, split)
+
+
+def _open_files(dataset: Any, name: str, split: str) -> Rows:
+    """Open a dataset whose samples are files in its folder."""
+    samples, folder = _folder_samples(dataset) or [], os.fspath(dataset.root)
     columns = {
         "image": [_path_in(folder, path) for path, _ in samples],
         "label": [label for _, label in samples],
     }
-    infos = [ColumnInfo("image"), ColumnInfo("label", _class_names(dataset))]
-    rows = Rows(name, infos, len(samples), lambda wanted: {column: columns[column] for column in wanted})
-    return RowPart(lambda: rows, folder, split, prefix, is_dataset=True)
+    return Rows(
+        name,
+        [ColumnInfo("image"), ColumnInfo("label", _class_names(dataset))],
+        lambda wanted: [RowBatch(columns, len(samples))],
+        folder=folder,
+        split=split,
+        prefix=f"{split}/" if split else "",
+        is_dataset=True,
+    )
 
 
-def _open_hugging_face(dataset: Any, name: str) -> Rows:
+def _open_hugging_face(dataset: Any, name: str, split: str) -> Rows:
     """Open a dataset of Hugging Face's library, which maps its files.
 
     Pictures are in columns of `Image`, or may be in any if there is none.
@@ -121,16 +129,17 @@ def _open_hugging_face(dataset: Any, name: str) -> Rows:
     features = dict(dataset.features or {})
     images = [column for column, feature in features.items() if _is_image(feature)]
 
-    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+    def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
         if not wanted:
-            return {}
+            yield RowBatch({}, len(dataset))
+            return
         try:
             table = dataset.select_columns(list(wanted)).with_format("arrow")[:]
         except Exception as error:  # the library and those it uses raise nearly anything
             raise SourceError(
                 f"columns {list(wanted)} cannot be read ({reason_of(error)})", path=name
             ) from error
-        return {column: table.column(column) for column in wanted}
+        yield RowBatch({column: table.column(column).to_pylist() for column in wanted}, len(dataset))
 
     def open_pictures(column: str) -> StoredPictures:
         if (dataset.format or {}).get("type") == "custom":
@@ -144,38 +153,37 @@ def _open_hugging_face(dataset: Any, name: str) -> Rows:
         ColumnInfo(column, _feature_classes(feature), column in images or not images)
         for column, feature in features.items()
     ]
-    return Rows(name, columns, len(dataset), read, open_pictures)
+    return Rows(name, columns, read, open_pictures, split=split, is_dataset=True)
 
 
-def _open_samples(dataset: Any, name: str, labels: Sequence[Any] | None) -> Rows:
-    """Open any dataset: a column for each part of its samples, any of which may hold the pictures.
-
-    Args:
-        labels: label of each sample; None if every sample must be read for it.
-    """
-    count, unread = len(dataset), set[int]()
+def _open_samples(dataset: Any, name: str, split: str) -> Rows:
+    """Open any dataset: a column for each part of its samples, any of which may hold the pictures."""
+    count, files = len(dataset), _folder_samples(dataset)
     sample = _typical_sample(dataset, name, count)
     names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
     if not names:
         raise SourceError("its samples are empty; expected (picture, label)", path=name)
 
-    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+    def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
         if not wanted:
-            return {}
-        if labels is not None and list(wanted) == ["label"]:
-            return {"label": labels}
+            yield RowBatch({}, count)
+            return
+        if files is not None and list(wanted) == ["label"]:
+            yield RowBatch({"label": [label for _, label in files]}, count)
+            return
         warn(f"{name}: every sample is read for its label; ImageFolder and Hugging Face datasets need not be")
         rows = [_read_values(dataset, name, row, wanted) for row in range(count)]
-        unread.update(row for row, values in enumerate(rows) if values is None)
+        unread = [row for row, values in enumerate(rows) if values is None]
         if len(unread) == count:
             raise SourceError(f"none of its {count:,} samples can be read", path=name, remedy="repair it")
         example = next(values for values in rows if values is not None)
         columns = zip(*(values or example for values in rows), strict=True)
-        return dict(zip(wanted, columns, strict=True))
+        yield RowBatch(dict(zip(wanted, columns, strict=True)), count, unread=unread)
 
     classes = _class_names(dataset)
     columns = [ColumnInfo(column, classes, True) for column in names]
-    return Rows(name, columns, count, read, partial(_DatasetPictures, dataset, name), unread=unread)
+    open_pictures = partial(_DatasetPictures, dataset, name)
+    return Rows(name, columns, read, open_pictures, split=split, is_dataset=True)
 
 
 def _read_values(dataset: Any, name: str, row: int, columns: Sequence[str]) -> list[Any] | None:
@@ -341,10 +349,11 @@ def _is_defined_in(function: Any, module: str) -> bool:
     return getattr(function, "__globals__", {}).get("__name__") == module
 
 
-def _returns_files(dataset: Any) -> bool:
-    """Return whether a folder dataset returns its files' pictures without a transform."""
+def _has_files(dataset: Any) -> bool:
+    """Return whether the samples are pictures in files, which the dataset returns without a transform."""
     return (
-        _is_defined_in(getattr(dataset, "loader", None), "torchvision.datasets.folder")
+        _folder_samples(dataset) is not None
+        and _is_defined_in(getattr(dataset, "loader", None), "torchvision.datasets.folder")
         and getattr(dataset, "transform", None) is None
         and getattr(dataset, "transforms", None) is None
         and isinstance(getattr(dataset, "root", None), str | os.PathLike)

@@ -8,9 +8,10 @@
     .feather .arrow    Arrow's own files
     state.json         in a folder that Hugging Face's `save_to_disk` wrote: it lists Arrow's files
 
-A file is opened as `Rows`, whose columns are read as Arrow has them or as lists. `precache.sources.targets`
-says what they mean, and `RowSource` makes samples of them; also of the rows of datasets in memory, see
-`precache.sources.memory`. Ids are numbers of rows from 0, counted over all readers of a source.
+A file is opened as `Rows`, whose columns are read as lists. `precache.sources.targets` says what they mean,
+and `RowSource` makes samples of them; also of the rows of datasets in memory, see `precache.sources.memory`.
+CSV and JSON lines need no further package, the others pyarrow. Ids are numbers of rows from 0, counted over
+all parts of a source.
 
 One column holds the pictures, or the paths of their files. Paths are relative to the folder of the table, or
 to the folder that --root names; they may be absolute, and may contain `..`, since a table is trusted to name
@@ -37,11 +38,11 @@ import re
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -68,7 +69,6 @@ from precache.sources.targets import (
     ColumnInfo,
     Roles,
     RowValues,
-    as_list,
     choose_roles,
     scan_rows,
     split_name,
@@ -83,9 +83,9 @@ SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Names of the files that a folder of `save_to_disk` has, of one dataset or of several splits."""
 _ARROW_MAGIC = b"ARROW1"  # of a file with an index of its batches
 
-_BATCH_PICTURES, _BATCH_ROWS = 32, 65_536
+_BATCH_PICTURES, _BATCH_ROWS = 32, 16_384
+_TEXT_ROWS = 1024  # of a CSV read at a time: their cells stay in the CPU's cache
 _BUFFER_BYTES = 1 << 20  # of Parquet read at a time, rather than a whole row group
-_CSV_BLOCK_BYTES = 16 << 20  # a row must fit into it
 _MAX_HEADER_BYTES = 1 << 20
 _USUAL_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".bmp", ".tif")
 _EMPTY_OR_DOTS = re.compile(r"(^|/)\.{0,2}(/|$)")  # parts of a path that its shortest form has not
@@ -108,38 +108,34 @@ class StoredPictures(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Successive rows, as `Rows.read` yields them.
+
+    Attributes:
+        columns: values of each column by its name, one for each row; None for a missing value.
+        count: number of rows.
+        lines: first line of each row, from 1, as in a text editor; None if rows are no lines.
+        unread: rows of the batch that cannot be read; they have the values of another row.
+    """
+
+    columns: Mapping[str, Sequence[Any]]
+    count: int
+    lines: Sequence[int] | None = None
+    unread: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one table or dataset that has been opened.
+    """Rows that have been opened: of a table, of one of its files, or of a split of a dataset.
 
     Attributes:
         name: name of the table or dataset in messages.
         columns: its columns.
-        count: number of rows.
-        read: function of names of columns that returns these, as Arrow arrays or as lists, with null or None
-            for a missing value; raises SourceError for a damaged row.
+        read: function of names of columns that yields these, batch by batch; raises SourceError for a damaged
+            row.
         open_pictures: function of the name of a column that opens the pictures in it; None if there are none.
-        lines: int64 [n], first line of each row, from 1, as in a text editor; None if rows are no lines.
         is_text: whether values are unparsed text, as the cells of a CSV are.
-        unread: rows that `read` found unreadable; they get the values of another row.
-    """
-
-    name: str
-    columns: Sequence[ColumnInfo]
-    count: int
-    read: Callable[[Sequence[str]], Mapping[str, Sequence[Any]]]
-    open_pictures: Callable[[str], StoredPictures] | None = None
-    lines: Ints | None = None
-    is_text: bool = False
-    unread: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPart:
-    """Part of a source: a table, one of its files, or a split of a dataset.
-
-    Attributes:
-        open: function that opens the rows. It raises SourceError if they cannot be read, or there are none,
-            and MissingDependencyError if a library is missing.
+        has_lines: whether rows are lines of a text.
         folder: folder that paths of pictures are relative to; None if the rows must hold pictures.
         split: split of the rows, unless they have a column of splits.
         prefix: text in front of the samples' paths.
@@ -147,32 +143,37 @@ class RowPart:
             rows.
     """
 
-    open: Callable[[], Rows]
+    name: str
+    columns: Sequence[ColumnInfo]
+    read: Callable[[Sequence[str]], Iterable[RowBatch]]
+    open_pictures: Callable[[str], StoredPictures] | None = None
+    is_text: bool = False
+    has_lines: bool = False
     folder: str | None = None
     split: str = ""
     prefix: str = ""
     is_dataset: bool = False
 
-    def choose_roles(self, rows: Rows, options: SourceOptions) -> Roles:
+    def choose_roles(self, options: SourceOptions) -> Roles:
         """Choose the columns of pictures, labels, splits and fields, see `choose_roles` of `targets`."""
         may_be_paths = self.folder is not None
         return choose_roles(
-            rows.name, rows.columns, options, may_be_paths=may_be_paths, is_dataset=self.is_dataset
+            self.name, self.columns, options, may_be_paths=may_be_paths, is_dataset=self.is_dataset
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ScannedPart:
-    """Part of a source after the scan, reduced to what worker processes need.
+class ScannedRows:
+    """Rows after the scan, reduced to what worker processes need.
 
     Attributes:
         name: name of the table or dataset in messages.
-        has_lines: whether `SampleRef.offset` is the first line of a row, not its number; then the part is the
-            only one.
+        has_lines: whether `SampleRef.offset` is the first line of a row, not its number; then these are all
+            rows of the source.
         folder: folder of the pictures' files; "" if the rows hold the pictures.
-        prefix: see `RowPart`.
+        prefix: see `Rows`.
         pictures: pictures that the rows hold; None if they are files in `folder`.
-        first: id of the part's first row; an offset is `first` plus the number of the row.
+        first: id of the first row; an offset is `first` plus the number of the row.
     """
 
     name: str
@@ -199,33 +200,36 @@ class RowSource:
 
     Attributes:
         root, paths: see `Source`.
-        parts: parts before the scan; one whose rows are lines is the only one.
+        parts: functions that open the rows of each part: a table, its files, or splits of a dataset. They
+            raise SourceError if rows cannot be read, and MissingDependencyError if a library is missing. A
+            part whose rows are lines is the only one. Empty after the scan.
         options: options with the columns that the user has named.
-        scanned: parts after the scan.
+        scanned: rows of each part, after the scan.
     """
 
     root: Path
     paths: tuple[Path, ...]
-    parts: tuple[RowPart, ...]
+    parts: tuple[Callable[[], Rows], ...]
     options: SourceOptions
-    scanned: tuple[ScannedPart, ...] = ()
+    scanned: tuple[ScannedRows, ...] = ()
 
     def scan(self) -> Scan:
-        tables = [part.open() for part in self.parts]
-        roles = [part.choose_roles(rows, self.options) for part, rows in zip(self.parts, tables, strict=True)]
-        scanned = _RowList(roles[0], is_text=tables[0].is_text)
-        for part, rows, part_roles in zip(self.parts, tables, roles, strict=True):
-            if difference := _difference(part_roles, roles[0]):
+        parts = [open_rows() for open_rows in self.parts]
+        roles = parts[0].choose_roles(self.options)
+        scanned = _RowList(roles, is_text=parts[0].is_text)
+        for rows in parts:
+            part_roles = rows.choose_roles(self.options)
+            if difference := _difference(part_roles, roles):
                 raise SourceError(
-                    f"{difference} {tables[0].name}",
+                    f"{difference} {parts[0].name}",
                     path=rows.name,
                     remedy="convert it alone, or write both with the same columns",
                 )
-            scanned.add_part(part, rows, part_roles)
+            scanned.add_part(rows, part_roles)
         if not len(scanned.samples):
             raise SourceError("has no rows; expected one for each picture", path=self.root)
         source = replace(self, parts=(), scanned=tuple(scanned.parts))
-        scan = scan_rows(source, scanned.samples, scanned.values(), self.options, (), scanned.warnings)
+        scan = scan_rows(source, scanned.samples, scanned.values, self.options, (), scanned.warnings)
         checksums = source._probe_checksums(scan.samples)
         if not checksums:
             return scan
@@ -274,7 +278,7 @@ class RowSource:
         return " ".join(checksums)
 
 
-def _part_at(parts: Sequence[ScannedPart], offset: int) -> ScannedPart:
+def _part_at(parts: Sequence[ScannedRows], offset: int) -> ScannedRows:
     """Return the part of the sample at `offset`."""
     return parts[bisect_right(parts, offset, key=lambda part: part.first) - 1]
 
@@ -297,41 +301,30 @@ class _RowList:
 
     Attributes:
         samples: the rows as samples.
+        values: their labels and fields.
         parts: parts whose rows are among them.
         warnings: lines on columns that the user did not name, and on missing files.
     """
 
     def __init__(self, roles: Roles, *, is_text: bool) -> None:
         self.samples = SampleList()
-        self.parts: list[ScannedPart] = []
+        self.parts: list[ScannedRows] = []
         self.warnings: list[str] = []
-        self._roles, self._is_text = roles, is_text
-        self._columns: list[Mapping[str, Sequence[Any]]] = []  # of each part, those of labels and fields
+        self.values = RowValues(
+            row_name=self.row_name,
+            label=roles.label,
+            class_names=roles.class_names,
+            fields={name: [] for name in roles.fields},
+            labels_are_text=is_text,
+            fields_are_text=is_text,
+        )
 
     def row_name(self, row: int) -> str:
         """Return the name of a row in messages."""
         offset = self.samples.offsets[row]
         return _part_at(self.parts, offset).row_name(offset, row)
 
-    def values(self) -> RowValues:
-        """Return labels and fields of all rows."""
-        roles = self._roles
-        return RowValues(
-            row_name=self.row_name,
-            label=roles.label,
-            labels=() if roles.label is None else self._join(roles.label),
-            class_names=roles.class_names,
-            fields={name: self._join(name) for name in roles.fields},
-            labels_are_text=self._is_text,
-            fields_are_text=self._is_text,
-        )
-
-    def _join(self, name: str) -> Sequence[Any]:
-        """Return one column of all parts."""
-        parts = [columns[name] for columns in self._columns]
-        return parts[0] if len(parts) == 1 else list(chain.from_iterable(map(as_list, parts)))
-
-    def add_part(self, part: RowPart, rows: Rows, roles: Roles) -> None:
+    def add_part(self, rows: Rows, roles: Roles) -> None:
         """Append the rows of a part.
 
         Raises:
@@ -340,30 +333,35 @@ class _RowList:
         """
         image, first = roles.image.name, len(self.samples)
         pictures = rows.open_pictures(image) if roles.image.has_pictures and rows.open_pictures else None
-        values = rows.read(roles.names if pictures else list(dict.fromkeys((image, *roles.names))))
-        has_lines = rows.lines is not None
-        scanned = ScannedPart(rows.name, has_lines, part.folder or "", part.prefix, pictures, first)
-        self.parts.append(scanned)
-        offsets = range(first, first + rows.count) if rows.lines is None else rows.lines.tolist()
-        splits: str | list[str] = part.split
-        if roles.split is not None:
-            splits = self._splits(roles.split, values[roles.split], offsets)
-        if pictures is None:
-            self._add_files(part, rows, image, values[image], splits, offsets)
-        else:
-            sizes = [0] * rows.count if pictures.sizes is None else pictures.sizes.tolist()
-            for row in rows.unread:
-                sizes[row] = -1
-            first_number = 0 if part.prefix else first
-            paths = [f"{part.prefix}{first_number + row:08d}" for row in range(rows.count)]
-            self.samples.add_files(paths, splits, sizes, (), offsets)
-        self._columns.append(values)
+        self.parts.append(
+            ScannedRows(rows.name, rows.has_lines, rows.folder or "", rows.prefix, pictures, first)
+        )
         self.warnings += [f"{rows.name}: {note}" for note in roles.notes]
+        path_hashes, missing_rows = array("q"), list[int]()
+        for batch in rows.read(roles.names if pictures else list(dict.fromkeys((image, *roles.names)))):
+            start = len(self.samples)
+            offsets = range(start, start + batch.count) if batch.lines is None else batch.lines
+            splits: str | list[str] = rows.split
+            if roles.split is not None:
+                splits = self._splits(roles.split, batch.columns[roles.split], offsets)
+            if pictures is not None:
+                self._add_pictures(rows, pictures, batch, splits)
+            else:
+                self._check_paths(image, batch.columns[image], offsets)
+                self._add_files(rows, batch.columns[image], splits, offsets, path_hashes, missing_rows)
+            if roles.label is not None:
+                self.values.labels += batch.columns[roles.label]
+            for name in roles.fields:
+                self.values.fields[name] += batch.columns[name]
+        if not rows.is_dataset:
+            self._check_unique(image, path_hashes)
+        if missing_rows:
+            self._warn_of_missing(rows, missing_rows)
 
     def _splits(self, column: str, values: Sequence[Any], offsets: Sequence[int]) -> list[str]:
         """Return the splits that the values of the last part say."""
         splits = []
-        for value, offset in zip(as_list(values), offsets, strict=True):
+        for value, offset in zip(values, offsets, strict=True):
             try:
                 splits.append(split_name(column, value))
             except ValueError as error:
@@ -371,39 +369,49 @@ class _RowList:
                 raise SourceError(f"{column!r}: {error}", path=where) from None
         return splits
 
+    def _add_pictures(
+        self, rows: Rows, pictures: StoredPictures, batch: RowBatch, splits: str | Sequence[str]
+    ) -> None:
+        """Append rows that hold their pictures."""
+        start, first = len(self.samples), self.parts[-1].first
+        sizes = [0] * batch.count
+        if pictures.sizes is not None:
+            sizes = pictures.sizes[start - first :][: batch.count].tolist()
+        for row in batch.unread:
+            sizes[row] = -1
+        first_number = start - first if rows.prefix else start
+        paths = [f"{rows.prefix}{first_number + row:08d}" for row in range(batch.count)]
+        self.samples.add_files(paths, splits, sizes, (), range(start, start + batch.count))
+
+    def _check_paths(self, column: str, paths: Sequence[Any], offsets: Sequence[int]) -> None:
+        """Raise SourceError for a value that cannot be the path of a picture."""
+        for row, path in enumerate(paths, len(self.samples)):
+            if reason := _path_problem(path):
+                where = self.parts[-1].row_name(offsets[row - len(self.samples)], row)
+                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
+
     def _add_files(
         self,
-        part: RowPart,
         rows: Rows,
-        column: str,
-        paths: Sequence[Any],
+        paths: Sequence[str],
         splits: str | Sequence[str],
         offsets: Sequence[int],
+        path_hashes: "array[int]",
+        missing_rows: list[int],
     ) -> None:
-        """Append rows whose pictures are files, and a warning of missing files."""
-        scanned = self.parts[-1]
-        folder, missing_rows, path_hashes = os.path.abspath(scanned.folder), list[int](), array("q")
-        for start in range(0, rows.count, _BATCH_ROWS):
-            batch = slice(start, start + _BATCH_ROWS)  # paths take less memory as bytes of a sample list
-            short_paths, sizes, times = list[str](), array("q"), array("q")
-            for row, path in enumerate(as_list(paths[batch]), start):
-                if reason := _path_problem(path):
-                    where = scanned.row_name(offsets[row], scanned.first + row)
-                    raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
-                short_path, full_path, status = _find_file(folder, path)
-                if status is None:
-                    missing_rows.append(scanned.first + row)
-                size, modified_ns = status or (-1, 0)
-                sizes.append(size)
-                times.append(modified_ns)
-                short_paths.append(f"{part.prefix}{short_path}")
-                path_hashes.append(hash(full_path))
-            batch_splits = splits if isinstance(splits, str) else splits[batch]
-            self.samples.add_files(short_paths, batch_splits, sizes, times, offsets[batch])
-        if not part.is_dataset:
-            self._check_unique(column, path_hashes)
-        if missing_rows:
-            self._warn_of_missing(part, rows, missing_rows)
+        """Append rows whose pictures are files, hashes of their absolute paths, and those without a file."""
+        folder = os.path.abspath(self.parts[-1].folder)
+        short_paths, sizes, times = list[str](), array("q"), array("q")
+        for row, path in enumerate(paths, len(self.samples)):
+            short_path, full_path, status = _find_file(folder, path)
+            if status is None:
+                missing_rows.append(row)
+            size, modified_ns = status or (-1, 0)
+            sizes.append(size)
+            times.append(modified_ns)
+            short_paths.append(f"{rows.prefix}{short_path}")
+            path_hashes.append(hash(full_path))
+        self.samples.add_files(short_paths, splits, sizes, times, offsets)
 
     def _check_unique(self, column: str, path_hashes: Sequence[int]) -> None:
         """Raise SourceError if two rows of the last part name one picture, by hashes of absolute paths."""
@@ -422,19 +430,20 @@ class _RowList:
             path=self.row_name(second),
         )
 
-    def _warn_of_missing(self, part: RowPart, rows: Rows, missing_rows: Sequence[int]) -> None:
+    def _warn_of_missing(self, rows: Rows, missing_rows: Sequence[int]) -> None:
         """Warn of rows of the last part without a picture; SourceError if none of its rows has one."""
         scanned, first_missing = self.parts[-1], self.row_name(missing_rows[0])
         missing_file = scanned.file_of(self.samples.path(missing_rows[0]))
-        if len(missing_rows) < rows.count:
-            number = f"{quantity(len(missing_rows), 'row')} of {rows.count:,} without a picture"
+        count = len(self.samples) - scanned.first
+        if len(missing_rows) < count:
+            number = f"{quantity(len(missing_rows), 'row')} of {count:,} without a picture"
             self.warnings.append(f"{scanned.name}: {number}; the first is {first_missing}: {missing_file!r}")
             return
         remedy = (
             "paths are relative to the table, or to the folder that --root names, and have the same "
             "extension as the files"
         )
-        if part.is_dataset:
+        if rows.is_dataset:
             remedy = "check the folder of the dataset"
         for column in rows.columns:
             if column.has_pictures:
@@ -510,7 +519,7 @@ def _normalize(folder: str, path: str) -> tuple[str, str]:
     return short_path, os.path.normpath(os.path.join(folder, short_path))
 
 
-def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -> bytes:
+def _read_file(part: ScannedRows, ref: SampleRef, where: str, max_pixels: int) -> bytes:
     """Return the content of the file that a row names; it must be unchanged since the scan."""
     path = part.file_of(ref.path)
     if ref.bytes < 0:
@@ -522,81 +531,50 @@ def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -
 # --- CSV and JSON lines ---
 
 
-def read_csv(name: str) -> Rows:
-    """Read a CSV or TSV; Arrow parses it, and all cells stay text.
+def open_csv(name: str, folder: str) -> Rows:
+    """Open a CSV or TSV, with paths relative to `folder`; all cells stay text.
 
     Raises:
-        MissingDependencyError: pyarrow is not installed.
-        SourceError: the file cannot be read, is no text, or a row has more or fewer cells than the header.
+        SourceError: the file cannot be read, is no text, or has no header; or, when it is read, a row has
+            more or fewer cells than the header.
     """
-    pyarrow = import_pyarrow(name)
-    from pyarrow import csv as arrow_csv
+    _, header = next(_records(name), (0, []))
+    if not header:
+        raise SourceError("is empty; expected a first line with the names of its columns", path=name)
+    names = [column.strip() for column in header]
 
+    def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
+        records = islice(_records(name), 1, None)
+        equal_cells = dict[str, str]()  # one text for all cells that are equal
+        while batch := list(islice(records, _TEXT_ROWS)):
+            columns = {}
+            for column in wanted:
+                position = names.index(column)
+                columns[column] = [equal_cells.setdefault(row[position], row[position]) for _, row in batch]
+            yield RowBatch(columns, len(batch), [line for line, _ in batch])
+            if len(equal_cells) > _BATCH_ROWS:
+                equal_cells.clear()
+
+    columns = [ColumnInfo(column) for column in names]
+    return Rows(name, columns, read, is_text=True, has_lines=True, folder=folder)
+
+
+def _records(name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield header and rows of a CSV: the first line of each, and its cells.
+
+    Raises:
+        SourceError: the file cannot be read or is no text, a quote is not closed, or a row has more or fewer
+            cells than the header.
+    """
     content = _read_text(name)
     first_line = next(iter(content[:_MAX_HEADER_BYTES].splitlines()), b"").decode(errors="replace")
     delimiter = find_delimiter(first_line, DELIMITERS[Path(name).suffix.lower()])
-    has_spaces = f"{delimiter} " in first_line
-    dialect = {"delimiter": delimiter, "skipinitialspace": has_spaces}
-    _, header = next(_records(name, content, dialect), (0, []))
-    if not header:
-        raise SourceError("is empty; expected a first line with the names of its columns", path=name)
-    if b'"' in content:  # a cell may have several lines
-        lines = np.array([line for line, _ in _records(name, content, dialect)], np.int64)
-    else:
-        lines = _filled_lines(content)
-    if has_spaces:  # Arrow takes them for a part of the cell
-        text = io.StringIO(newline="")
-        csv.writer(text, delimiter=delimiter).writerows(
-            cells for _, cells in _records(name, content, dialect)
-        )
-        content = text.getvalue().encode()
-    keys = [f"f{number}" for number in range(len(header))]
-    try:
-        table = arrow_csv.read_csv(
-            io.BytesIO(content),
-            arrow_csv.ReadOptions(
-                autogenerate_column_names=True, block_size=_CSV_BLOCK_BYTES, use_threads=False
-            ),
-            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(column_types=dict.fromkeys(keys, pyarrow.string())),
-        )
-    except pyarrow.ArrowException as error:
-        for _ in _records(name, content, dialect):  # its error has the line
-            pass
-        raise SourceError(f"not CSV ({' '.join(str(error).split())[:200]})", path=name) from error
-    if table.num_rows != len(lines):
-        raise SourceError(
-            f"has {len(lines):,} or {table.num_rows:,} rows, depending on how its quotes are read",
-            path=name,
-            remedy="save it again, or as JSON lines",
-        )
-    names = [column.strip() for column in header]
-    columns = dict(zip(names, table.slice(1).columns, strict=True))  # behind the header
-    return Rows(
-        name,
-        [ColumnInfo(column) for column in names],
-        table.num_rows - 1,
-        lambda wanted: {column: columns[column] for column in wanted},
-        lines=lines[1:],
-        is_text=True,
+    reader = csv.reader(
+        io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""),
+        delimiter=delimiter,
+        skipinitialspace=f"{delimiter} " in first_line,
+        strict=True,
     )
-
-
-def _filled_lines(content: bytes) -> Ints:
-    """Return the numbers of the lines that are not blank, from 1: int64 [m]."""
-    characters = np.frombuffer(content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), np.uint8)
-    ends = np.append(np.flatnonzero(characters == ord("\n")), len(characters))
-    starts = np.append(0, ends[:-1] + 1)
-    return np.flatnonzero(ends > starts) + 1
-
-
-def _records(name: str, content: bytes, dialect: Mapping[str, Any]) -> Iterator[tuple[int, list[str]]]:
-    """Yield header and rows of a CSV as Python's own parser reads them: first line, and cells.
-
-    Raises:
-        SourceError: a quote is not closed, or a row has more or fewer cells than the header.
-    """
-    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""), strict=True, **dialect)
     count, row = 0, -1
     while True:
         line = reader.line_num + 1
@@ -626,11 +604,8 @@ def _records(name: str, content: bytes, dialect: Mapping[str, Any]) -> Iterator[
         yield line, cells
 
 
-def read_json_lines(name: str) -> Rows:
-    """Read JSON lines: one object per line.
-
-    Arrow's own reader would refuse a table for two types in a column that nobody asked for, and take text
-    that looks like a date for a time.
+def open_json_lines(name: str, folder: str) -> Rows:
+    """Open JSON lines, one object per line, with paths relative to `folder`.
 
     Raises:
         SourceError: the file cannot be read, is no text, or a line is no object.
@@ -655,13 +630,13 @@ def read_json_lines(name: str) -> Rows:
     names = dict.fromkeys(chain.from_iterable(objects))
     if not names:
         raise SourceError("is empty; expected one JSON object per line", path=name)
-    return Rows(
-        name,
-        [ColumnInfo(column) for column in names],
-        len(objects),
-        lambda wanted: {column: [value.get(column) for value in objects] for column in wanted},
-        lines=np.array(lines, np.int64),
-    )
+
+    def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
+        columns = {column: [value.get(column) for value in objects] for column in wanted}
+        yield RowBatch(columns, len(objects), lines)
+
+    columns = [ColumnInfo(column) for column in names]
+    return Rows(name, columns, read, has_lines=True, folder=folder)
 
 
 @contextmanager
@@ -710,49 +685,42 @@ def _read_text(name: str) -> bytes:
 # --- Parquet and Arrow's own files ---
 
 
-def import_pyarrow(user: str) -> Any:
-    """Import pyarrow for a table, whose name is `user`.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"a table needs the extra 'table' ({error})",
-            path=user,
-            remedy=f"run: {install_command('table')}",
-        ) from error
-    return pyarrow
-
-
-def read_arrow(name: str, folder: str) -> Rows:
+def open_arrow(
+    name: str, folder: str, split: str = "", prefix: str = "", *, may_be_paths: bool = True
+) -> Rows:
     """Open a Parquet file, or one of Arrow's own.
 
     Args:
         name: path of the file.
-        folder: folder that the `path` of a picture without bytes is relative to.
+        folder: folder that paths of pictures, also of those without bytes, are relative to.
+        split, prefix: see `Rows`.
+        may_be_paths: whether a column may hold the paths of pictures, instead of these.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
         SourceError: the file is none of these, or damaged.
     """
-    pyarrow = import_pyarrow(name)
     with _open_arrow_file(name) as file:
         columns = [
             ColumnInfo(column.name, _class_names(file.schema, column.name), _has_bytes(column.type))
             for column in file.schema
         ]
-        count = sum(batch.num_rows for batch in file.read([], False))
 
-    def read(wanted: Sequence[str]) -> dict[str, Sequence[Any]]:
+    def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
         with _open_arrow_file(name) as file:
-            batches = list(file.read(wanted, False))
-            arrays = {column: [batch.column(column) for batch in batches] for column in wanted}
-            return {column: pyarrow.chunked_array(arrays[column]) if batches else [] for column in wanted}
+            for batch in file.read(wanted, False):
+                values = {column: batch.column(column).to_pylist() for column in wanted}
+                yield RowBatch(values, batch.num_rows)
 
-    return Rows(name, columns, count, read, partial(_open_pictures, name, folder))
+    return Rows(
+        name,
+        columns,
+        read,
+        partial(_open_pictures, name, folder),
+        folder=folder if may_be_paths else None,
+        split=split,
+        prefix=prefix,
+    )
 
 
 class _ArrowFile(NamedTuple):
@@ -773,7 +741,14 @@ class _ArrowFile(NamedTuple):
 @contextmanager
 def _open_arrow_file(name: str) -> Iterator[_ArrowFile]:
     """Open the file; SourceError if it cannot be read, also in the block."""
-    pyarrow = import_pyarrow(name)
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Parquet and Arrow's own files need the extra 'table' ({error})",
+            path=name,
+            remedy=f"run: {install_command('table')}",
+        ) from error
     with _open_table(name) as file:
         try:
             yield _open_parquet(file) if is_parquet(name) else _open_arrow(name, file)

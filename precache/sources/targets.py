@@ -228,7 +228,7 @@ class RowValues:
     Attributes:
         row_name: function that returns the name of a row in messages.
         label: name of the column of labels; None if the samples get none.
-        labels: values of the labels, one for each row; they and fields may be Arrow arrays.
+        labels: values of the labels, one for each row; empty without labels.
         class_names: names that labels are, or are indices of; None if the source has no such names.
         fields: values of each field by its name, one for each row; `scan_rows` takes them out.
         labels_are_text, fields_are_text: whether values are unparsed text, as the cells of a CSV are.
@@ -238,7 +238,7 @@ class RowValues:
 
     row_name: Callable[[int], str]
     label: str | None = None
-    labels: Sequence[Any] = ()
+    labels: list[Any] = field(default_factory=list)
     class_names: tuple[str, ...] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     labels_are_text: bool = False
@@ -314,7 +314,7 @@ def _field_columns(values: RowValues) -> tuple[dict[str, Column], list[str]]:
     """Return the columns of the fields, and notes on those that are left out."""
     columns, notes = {}, []
     for name in list(values.fields):
-        cells = as_list(values.fields.pop(name))  # frees them: a column takes a fraction of a list's memory
+        cells = values.fields.pop(name)  # frees them: a column takes a fraction of a list's memory
         try:
             columns[name] = _field_column(cells, are_text=values.fields_are_text)
         except ValueOfRowError as error:
@@ -331,11 +331,6 @@ def _field_column(values: Sequence[Any], *, are_text: bool) -> Column:
         if value is None:
             raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
     return Column.from_values(_parse_cells(values) if are_text else values)
-
-
-def as_list(column: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of an Arrow array as a list, and a list as it is."""
-    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 def _select(samples: Samples, rows: Ints) -> Samples:
@@ -487,7 +482,7 @@ def read_labels(
     """Return the labels in a column as classes or numbers.
 
     Args:
-        column: values of the rows, as Python has them or as an Arrow array.
+        column: values of the rows.
         options: options with the target and the separator that the user has named.
         are_text: whether the values are unparsed text, as the cells of a CSV are.
         class_names: names that the values are, or are indices of; then rows with -1 or an empty value have
@@ -526,9 +521,6 @@ def _distinct_values(column: Sequence[Any]) -> tuple[list[Any], Ints]:
 
     A list is distinct from any other. Null and NaN become the text '', booleans 'true' and 'false'.
     """
-    arrow_codes = None
-    if hasattr(column, "dictionary_encode"):
-        column, arrow_codes = _arrow_values(column)
     code_of: dict[str | int, int] = {}
     values, codes = list[Any](), list[int]()
     for value in map(_plain_value, column):
@@ -538,20 +530,7 @@ def _distinct_values(column: Sequence[Any]) -> tuple[list[Any], Ints]:
         if code == len(values):
             values.append(value)
         codes.append(code)
-    numbers = np.array(codes, np.int64)
-    return values, numbers if arrow_codes is None else numbers[arrow_codes]
-
-
-def _arrow_values(column: Any) -> tuple[list[Any], Ints | None]:
-    """Return the values of an Arrow column, or its distinct values and the number of each row's."""
-    from pyarrow import types
-
-    kind = column.type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
-        return column.to_pylist(), None
-    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return encoded.dictionary.to_pylist(), codes
+    return values, np.array(codes, np.int64)
 
 
 def _plain_value(value: Any) -> Any:

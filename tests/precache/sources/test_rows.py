@@ -1,14 +1,13 @@
 """A new kind of rows as a source: it needs a function that opens it, and nothing else."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.sources.table import RowPart, Rows, RowSource
+from precache.sources.table import RowBatch, Rows, RowSource
 from precache.sources.targets import ColumnInfo
 from tests.conftest import small_recipe
 from tests.precache.sources.tars import files_of, read_shards
@@ -30,16 +29,14 @@ class SqlitePictures:
 
 def open_sqlite(file: Path) -> Rows:
     """Open the table `pictures` of a SQLite database."""
-    with sqlite3.connect(file) as database:
-        (count,) = database.execute("SELECT COUNT(*) FROM pictures").fetchone()
 
-    def read(names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    def read(names: Sequence[str]) -> Iterator[RowBatch]:
         with sqlite3.connect(file) as database:
             rows = database.execute(f"SELECT {','.join(names)} FROM pictures").fetchall()
-        return dict(zip(names, zip(*rows, strict=True), strict=True))
+        yield RowBatch(dict(zip(names, zip(*rows, strict=True), strict=True)), len(rows))
 
     columns = [ColumnInfo("image", has_pictures=True), ColumnInfo("label"), ColumnInfo("caption")]
-    return Rows(str(file), columns, count, read, lambda column: SqlitePictures(file))
+    return Rows(str(file), columns, read, lambda column: SqlitePictures(file))
 
 
 def test_a_new_kind_of_rows_converts_to_the_shards_of_its_tree(
@@ -52,7 +49,7 @@ def test_a_new_kind_of_rows_converts_to_the_shards_of_its_tree(
         database.executemany("INSERT INTO pictures VALUES (?, ?, ?)", rows)
     options = SourceOptions(fields=("caption",))
     file = tmp_path / "pictures.db"
-    source = RowSource(file, (file,), (RowPart(partial(open_sqlite, file)),), options)
+    source = RowSource(file, (file,), (partial(open_sqlite, file),), options)
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
     assert read_shards(tmp_path / "out") == read_shards(converted["shards"]) != []
     index = open_dataset(tmp_path / "out").read_index()

@@ -210,13 +210,18 @@ def test_cells_are_what_a_writer_of_csv_was_given(
         assert read == (list(map(float, values)) if column.kind in ("int", "float") else [*values])
 
 
-def test_a_csv_without_pyarrow_names_the_command_that_installs_it(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", WRITERS)
+def test_only_parquet_and_arrow_files_need_pyarrow(
+    kind: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    table = photos / f"t.{kind}"
+    WRITERS[kind](table, {"path": ["0.jpg", "1.jpg"], "label": ["cat", "dog"]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'precache\[table\]'"):
-        scan_text(photos, "path\n0.jpg\n")
-    assert len(scan_text(photos, '{"path": "0.jpg"}', "t.jsonl").samples) == 1
+    if kind in ("parquet", "feather"):
+        with pytest.raises(MissingDependencyError, match=r"pip install 'precache\[table\]'"):
+            scan_of(table)
+    else:
+        assert scan_of(table).classes == ("cat", "dog")
 
 
 SPACED = [

@@ -229,7 +229,7 @@ def _read(path: Path, kind: type[_Kind], remedy: str) -> _Kind:
     """Read a file as a Struct; DatasetError if it cannot be read, or is no such file."""
     try:
         with open_regular(path, getattr(os, "O_NOFOLLOW", 0)) as file:
-            raw = read_at_most(file.fileno(), _MAX_BYTES)
+            raw = read_at_most(file.fileno(), min(os.fstat(file.fileno()).st_size, _MAX_BYTES))
     except OSError as error:
         raise DatasetError(f"cannot be read ({os_reason(error)})", path=path, remedy=remedy) from error
     content = decode(raw, kind, path=path, remedy=remedy)

@@ -1,5 +1,6 @@
 """Sidecars: what is written is read back, and no changed byte is taken."""
 
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,3 +76,14 @@ def test_no_changed_byte_of_a_sidecar_is_taken(tmp_path: Path) -> None:
 def test_the_sidecar_of_another_shard_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="another shard"):
         read_back(make_sidecar([], [], shard="train-00001").to_json(), tmp_path)
+
+
+def test_reading_a_sidecar_takes_memory_of_its_size(tmp_path: Path) -> None:
+    raw = make_sidecar([], [1, 2]).to_json()
+    tracemalloc.start()
+    try:
+        read_back(raw, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000

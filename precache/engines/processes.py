@@ -33,7 +33,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from multiprocessing import spawn
+from multiprocessing import process, spawn
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -303,7 +303,7 @@ class _Worker:
                 descriptors = (worker_end.fileno(), memory.fileno(), work.fileno())
                 with _block_interrupts():  # on Ctrl-C this process ends the run
                     self._process = subprocess.Popen(
-                        [sys.executable, "-c", _PROGRAM, *map(str, (os.getpid(), *descriptors, *sys.path))],
+                        [*_interpreter(), _PROGRAM, *map(str, (os.getpid(), *descriptors, *_module_path()))],
                         pass_fds=descriptors,
                         stdin=subprocess.DEVNULL,
                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's threads would only idle
@@ -364,6 +364,20 @@ class _Worker:
         return f"exit code {code}; -9 means killed, often because memory ran out"
 
 
+def _interpreter() -> list[str]:
+    """Return the words of a command that runs a program in this Python, with the flags of this process."""
+    return spawn.get_command_line()[:-2]  # which ends with multiprocessing's program, and a flag for it
+
+
+def _module_path() -> Iterator[str]:
+    """Yield the program's path of modules; '' is the working folder, and was the one that it began in."""
+    began_in = process.ORIGINAL_DIR  # type: ignore[attr-defined]
+    for folder in sys.path:
+        yield folder
+        if not folder and began_in is not None:
+            yield began_in
+
+
 def _memory_file() -> IO[bytes]:
     """Return a new file that two processes can map: in memory, or where systems cannot, a temporary one."""
     if hasattr(os, "memfd_create"):
@@ -407,7 +421,8 @@ def _write_work(file: IO[bytes], function: Callable[..., Any]) -> None:
         pickled = pickle.dumps(function)
     except Exception as error:  # pickling runs other people's code
         raise unpicklable_error(error, "worker processes", _REMEDY) from error
-    pickle.dump((_main_module() if b"__main__" in pickled else {}, pickled), file)
+    # a process of multiprocessing's names the module __mp_main__
+    pickle.dump((_main_module() if b"_main__" in pickled else {}, pickled), file)
     file.flush()
 
 
@@ -423,8 +438,8 @@ def _main_module() -> dict[str, Any]:
 
 def _read_work(file: int) -> Callable[..., Any]:
     """Return the `function` of `run`, in a worker, from the open `file`."""
-    process: Any = multiprocessing.current_process()
-    process._inheriting = True  # so that the main module can start no processes, ours or others
+    worker: Any = multiprocessing.current_process()
+    worker._inheriting = True  # so that the main module can start no processes, ours or others
     try:
         with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as content:
             main, function = pickle.loads(content)
@@ -437,7 +452,7 @@ def _read_work(file: int) -> Callable[..., Any]:
     except Exception as error:  # unpickling runs other people's code
         raise unpicklable_error(error, "worker processes", _REMEDY) from error
     finally:
-        del process._inheriting
+        del worker._inheriting
 
 
 def _guard_error() -> SettingError:

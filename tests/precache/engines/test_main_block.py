@@ -90,6 +90,34 @@ def test_a_dataset_defined_interactively_is_refused_in_a_line(
     assert "workers=0" in ended.stderr.splitlines()[-1]
 
 
+def test_workers_have_the_flags_of_the_program_and_its_path(raw_tree: Path, tmp_path: Path) -> None:
+    """The dataset's module is found by '', although the program has changed its working folder."""
+    (tmp_path / "pictures.py").write_text(f"from PIL import Image\nassert False\n{_DATASET}")
+    text = f"import pictures\nos.chdir('/')\n{convert_line('pictures.Pictures()')}"
+    environment = {**os.environ, "PYTHONHOME": "/nonexistent"}  # -E ignores it, -O the assertion
+    path = f"import sys; sys.path.insert(1, {str(ROOT)!r})"
+    ended = subprocess.run(
+        [sys.executable, "-E", "-O", "-c", f"{path}\n{_START}{text}", raw_tree, tmp_path / "out"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert open_dataset(tmp_path / "out").manifest.samples == 4
+
+
+def test_a_dataset_of_the_program_converts_in_its_spawned_process(raw_tree: Path, tmp_path: Path) -> None:
+    convert = f"def work():\n    {convert_line('Pictures()')}"
+    start = "multiprocessing.get_context('spawn').Process(target=work).start()"
+    text = f"{_START}{convert}if __name__ == '__main__':\n    {start}\n"
+    ended = run_program("script", text, raw_tree, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert open_dataset(tmp_path / "out").manifest.samples == 4
+
+
 def test_workers_import_no_torch_that_the_program_has_imported(raw_tree: Path, tmp_path: Path) -> None:
     watch = """
 import torch, threading, time, psutil

@@ -270,7 +270,10 @@ class _LogSender(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._send(_LogMessage(record.name, record.levelno, record.getMessage()))
+        try:
+            self._send(_LogMessage(record.name, record.levelno, self.format(record)))
+        except Exception:  # the arguments do not fit the message, which is no fault of the picture
+            self.handleError(record)
 
 
 class _SharedProgress(ctypes.Structure):

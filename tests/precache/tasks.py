@@ -3,6 +3,7 @@
 Each worker imports this file again, so it imports no module that takes time.
 """
 
+import logging
 import os
 import signal
 import time
@@ -83,6 +84,17 @@ def die_while_answering(task: Deadly, tick: Ticks) -> bytes:
 def note_process_and_sleep(task: Path, tick: Ticks) -> None:
     task.write_text(str(os.getpid()))
     time.sleep(60)
+
+
+def log_badly(task: str, tick: Ticks) -> str:
+    """Log an error of a library with its traceback, and a message whose arguments do not fit."""
+    logger = logging.getLogger("library")
+    logger.warning("%d pictures", "several")
+    try:
+        raise Odd("first", "second")
+    except Odd:
+        logger.exception("%s failed", task)
+    return task
 
 
 class Odd(Exception):

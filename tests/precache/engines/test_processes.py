@@ -119,6 +119,13 @@ def test_a_connection_error_of_a_task_is_not_taken_for_a_dead_worker() -> None:
         run(tasks.raise_odd, 0)
 
 
+def test_what_workers_log_has_tracebacks_and_fails_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(tasks.log_badly, "7") == ["7"]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("library", "ERROR")
+    assert record.getMessage().startswith("7 failed\nTraceback")
+
+
 # Callbacks of the caller.
 
 

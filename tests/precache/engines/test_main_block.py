@@ -126,7 +126,8 @@ def watch():
     while True:
         for child in psutil.Process().children():
             try:
-                seen.append(any("torch" in part.path for part in child.memory_maps()))
+                if "-c" in child.cmdline():  # before that it is a fork of this program
+                    seen.append(any("torch" in part.path for part in child.memory_maps()))
             except psutil.Error:
                 pass
         time.sleep(0.01)

@@ -297,8 +297,8 @@ class Column:
         """Bytes that differ between columns of different content, to be hashed."""
         values, ends = self.values, self.ends
         head = f"{values.dtype}{values.shape}".encode()
-        ends_content = b"" if ends is None else np.ascontiguousarray(ends).tobytes()
-        return head + np.ascontiguousarray(values).tobytes() + ends_content
+        arrays = [values] if ends is None else [values, ends]
+        return b"".join([head, *(np.ascontiguousarray(array).data for array in arrays)])
 
 
 _NUMPY_INTEGERS: set[type] = {

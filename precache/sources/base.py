@@ -408,7 +408,8 @@ def scan_digest(samples: Samples, classes: Sequence[str]) -> str:
     digest.update(repr((samples.split_names, tuple(classes))).encode())
     for name, column in sorted({**samples.fields, "": samples.targets}.items()):
         if column is not None:
-            digest.update(name.encode(errors="surrogateescape") + b"\0" + column.content())
+            digest.update(name.encode(errors="surrogateescape") + b"\0")
+            digest.update(column.content())
     return digest.hexdigest()
 
 

@@ -159,8 +159,7 @@ def _open_hugging_face(dataset: Any, name: str, split: str) -> Rows:
 def _open_samples(dataset: Any, name: str, split: str) -> Rows:
     """Open any dataset: a column for each part of its samples, any of which may hold the pictures."""
     count, files = len(dataset), _folder_samples(dataset)
-    sample = _typical_sample(dataset, name, count)
-    names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
+    names = list(_typical_parts(dataset, name, count))
     if not names:
         raise SourceError("its samples are empty; expected (picture, label)", path=name)
 
@@ -225,46 +224,29 @@ def _feature_classes(feature: Any) -> tuple[str, ...] | None:
     return unique_names(list(map(str, names))) if names else None
 
 
+def _parts_of(sample: Any) -> Mapping[str, Any]:
+    """Return the parts of a sample by their names; one that is no mapping or tuple is a picture alone."""
+    if hasattr(sample, "_asdict"):  # a named tuple
+        sample = sample._asdict()
+    if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):  # not an encoded picture
+        return sample
+    parts = sample if isinstance(sample, tuple | list) else (sample,)
+    return dict(zip(_PAIR, parts, strict=False))
+
+
 def _part(sample: Any, name: str) -> Any:
     """Return the part of a sample with this name; ValueError with a phrase if there is none."""
-    sample = _plain_sample(sample)
-    if _has_names(sample):
-        with suppress(KeyError, IndexError, TypeError):
-            return sample[name]
-    elif name in _PAIR:
-        parts, position = _tuple_parts(sample), _PAIR.index(name)
-        if position < len(parts):
-            return parts[position]
+    with suppress(KeyError, IndexError, TypeError):
+        return _parts_of(sample)[name]
     raise ValueError(f"has no {name!r}")
 
 
-def _plain_sample(sample: Any) -> Any:
-    """Return a named tuple as a mapping, a list as a tuple, and any other sample as it is."""
-    if hasattr(sample, "_asdict"):
-        return sample._asdict()
-    return tuple(sample) if isinstance(sample, list) else sample
-
-
-def _has_names(sample: Any) -> bool:
-    """Return whether a sample is a mapping of names to parts, not an encoded picture of Hugging Face."""
-    return isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample)
-
-
-def _tuple_parts(sample: Any) -> tuple[Any, ...]:
-    """Return the parts of a sample without names; a sample that is no tuple is a picture alone."""
-    return sample if isinstance(sample, tuple) else (sample,)
-
-
-def _typical_sample(dataset: Any, name: str, count: int) -> Any:
-    """Return the first readable sample, completed by keys, or a label, that only other samples have."""
-    typical = _plain_sample(_first_sample(dataset, name, count))
+def _typical_parts(dataset: Any, name: str, count: int) -> Mapping[str, Any]:
+    """Return the parts of the first readable sample, and those that only other samples have."""
+    typical = _parts_of(_first_sample(dataset, name, count))
     for row in sorted({round(position) for position in np.linspace(0, count - 1, _PROBED_SAMPLES)}):
         with suppress(ImageError):
-            sample = _plain_sample(_read_sample(dataset, name, row))
-            if isinstance(typical, Mapping) and isinstance(sample, Mapping):
-                typical = {**sample, **typical}
-            elif isinstance(typical, tuple) and isinstance(sample, tuple) and len(sample) > len(typical):
-                typical = sample
+            typical = {**_parts_of(_read_sample(dataset, name, row)), **typical}
     return typical
 
 

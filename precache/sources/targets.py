@@ -1,5 +1,11 @@
 """What the columns of a table, a dataset or tars mean: which holds what, and what its values say.
 
+The way of a cell to a label: `scan_rows` gets the cells of all rows as `RowValues.labels`, and `read_labels`
+does the work for each distinct one of them, which `_distinct_values` numbers. `_parse_texts` makes numbers
+and lists of texts if all are such, `_choose_target` says whether these are classes or numbers to predict, and
+`_class_labels` sorts the classes and gives each value the index of its own; `_number_labels` has the numbers.
+If the source has names of classes, `_index_class_names` turns these indices into those of the names.
+
 The values of the labels decide the target, unless the user names one:
 
     text, whole numbers, true and false           class: classes are sorted, whole numbers by their size
@@ -275,6 +281,7 @@ def scan_rows(
             )
         except ValueOfRowError as error:
             raise values.error(error.row, values.label, error.reason) from error
+        values.labels.clear()  # frees memory for the fields
     fields, notes = _field_columns(values)
     notes += [f"the labels in {values.label!r} {note}" for note in labels.notes]
     samples = rows.samples(np.full(len(rows), -1), None, fields)

@@ -105,4 +105,4 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor if tensor.device == device else tensor.to(device)

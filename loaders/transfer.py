@@ -110,10 +110,12 @@ class Pipeline:
         fields = {name: field_values(column, request.positions) for name, column in self._fields}
         if not len(ids):  # no picture could be decoded
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
-        padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
-        # either the backend has cropped one part for each view, or all views are cropped from the same images
-        is_cropped = len(images) == self._views * len(ids)
-        parts = list(images.chunk(self._views)) if is_cropped else [images] * self._views
+        padding = None
+        if request.padding:
+            padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
+        parts: Sequence[torch.Tensor] = [images] * self._views
+        if len(images) > len(ids):  # the backend has cropped one part for each view
+            parts = images.chunk(self._views)
         views = []
         for view, part in enumerate(parts):
             pictures = part

@@ -20,11 +20,17 @@ _CONCURRENT_FETCHES = 4  # shards; each is fetched in several parts
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """A request whose shards are open or being opened; number of the shard, and row in it, of each sample."""
+    """A request whose shards are open or being opened.
+
+    Attributes:
+        numbers, rows: number of the shard, and row in it, of each sample.
+        shards: the numbers of its shards, each once.
+    """
 
     request: Request
     numbers: list[int]
     rows: list[int]
+    shards: list[int]
 
 
 class OpenShards(Generic[T]):
@@ -79,7 +85,7 @@ class OpenShards(Generic[T]):
         previous: _Located | None = None
         while self._look_ahead(requests):
             located = self._pending.popleft()
-            for number in set(located.numbers):
+            for number in located.shards:
                 if number in self._opened:
                     self._opened[number] = self._opened.pop(number)  # now the most recently used
                 else:
@@ -126,9 +132,10 @@ class OpenShards(Generic[T]):
     def _open(self, request: Request) -> None:
         """Have the shards of a request opened."""
         numbers, rows = (array.tolist() for array in self._data.locate(request.positions))
-        self._pending.append(_Located(request, numbers, rows))
+        located = _Located(request, numbers, rows, list(dict.fromkeys(numbers)))
+        self._pending.append(located)
         self._samples += len(numbers)
-        for number in dict.fromkeys(numbers):
+        for number in located.shards:
             if number not in self._wanted:
                 self._wanted[number] = 0
                 self._opening[number] = self._pool.submit(self._fetch_and_open, number)
@@ -143,7 +150,7 @@ class OpenShards(Generic[T]):
     def _release(self, located: _Located) -> None:
         """Count a request as read, and close what nobody needs beyond the shards that may stay open."""
         self._samples -= len(located.numbers)
-        for number in set(located.numbers):
+        for number in located.shards:
             self._wanted[number] -= 1
         surplus = len(self._opened) - self._max_open
         if surplus <= 0:

@@ -202,6 +202,8 @@ class Column:
 
     def view_rows(self, rows: Rows) -> "Column":
         """Make a column of these rows over the same arrays; reads and copies nothing."""
+        if isinstance(rows, range) and self._ends is None and self._rows is None:
+            return Column(self._values[rows.start : rows.stop])
         return Column(self._values, self._ends, rows_at(self._rows, rows))
 
     def select(self, rows: npt.NDArray[Any] | slice) -> "Column":

@@ -24,11 +24,11 @@ from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_s
 from loaders.device import Lane, find_device
 from loaders.first_use import convert_on_first_use
 from loaders.loader import Loader
-from loaders.order import RankBatches
+from loaders.order import EpochOrder, RankBatches, Weights
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
-from loaders.sampling import choose_order, choose_samples
+from loaders.sampling import choose_samples
 from loaders.settings import (
     BUILD_HINTS,
     GROUPS,
@@ -174,13 +174,15 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         splits=splits,
         class_depth=class_depth,
     )
-    data, weights = choose_samples(spec.sampling, _open_data(spec))
+    data, weights, chosen = _open_data(spec), None, spec.sampling
+    if any(choice is not None for choice in (chosen.classes, chosen.subset, chosen.weights)):
+        data, weights = choose_samples(chosen, data)
     data.warn_if_rounded()
     data = fetch_in_parts(data, weights)
     open_pipeline = partial(_open_pipeline, data, Lane(spec.device))
     pipeline = open_pipeline(spec)
     try:
-        order = choose_order(spec, data, pipeline.random_access, weights)
+        order = _choose_order(spec, data, pipeline.random_access, weights)
     except SettingError:
         pipeline.close()
         raise
@@ -254,6 +256,37 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
         else:
             reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
     return Pipeline(spec, data, lane, reader, late, mean_and_std)
+
+
+def _choose_order(
+    spec: LoaderSpec, data: SplitData, random_access: bool, weights: Weights | None
+) -> EpochOrder:
+    """Return the order in which all ranks together serve `data`.
+
+    Args:
+        random_access: whether the backend reads samples in any order as fast as in the stored one.
+
+    Raises:
+        SettingError: the backend cannot serve this order, or not within `memory_bytes`.
+    """
+    if spec.shuffle == "full" and not random_access:
+        raise SettingError(
+            f"shuffle 'full' needs random access, which {data.path} does not give",
+            remedy="use 'window' or True",
+        )
+    kind = "none"
+    if spec.shuffle is True:
+        kind = "full" if random_access else "window"
+    elif spec.shuffle is not False:
+        kind = spec.shuffle
+    return EpochOrder(
+        shard_starts=data.shard_starts,
+        kind=kind,
+        seed=spec.seed,
+        window_shards=data.window_shards(spec.reading.memory_bytes),
+        chosen=None if data.chosen is None else (data.chosen, len(data.whole)),
+        weights=weights,
+    )
 
 
 def _check_fits(spec: LoaderSpec, data: SplitData) -> None:

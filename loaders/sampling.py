@@ -1,4 +1,4 @@
-"""Choose the samples of a split, their weights and their order from the settings of `loaders.build`."""
+"""Choose the samples of a split, and their weights, from the settings of `loaders.build`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder, Weights
-from loaders.settings import LoaderSpec, Sampling
+from loaders.order import Weights
+from loaders.settings import Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError
 
@@ -147,34 +147,3 @@ def _to_array(name: str, values: Any, expected: str) -> npt.NDArray[Any]:
         return np.asarray(list(values) if isinstance(values, (set, frozenset)) else values)
     except (TypeError, ValueError) as error:
         raise SettingError(f"{name} must be {expected}, got {values!r:.80}") from error
-
-
-def choose_order(
-    spec: LoaderSpec, data: SplitData, random_access: bool, weights: Weights | None = None
-) -> EpochOrder:
-    """Return the order in which all ranks together serve `data`.
-
-    Args:
-        random_access: whether the backend reads samples in any order as fast as in the stored one.
-
-    Raises:
-        SettingError: the backend cannot serve this order, or not within `memory_bytes`.
-    """
-    if spec.shuffle == "full" and not random_access:
-        raise SettingError(
-            f"shuffle 'full' needs random access, which {data.path} does not give",
-            remedy="use 'window' or True",
-        )
-    kind = "none"
-    if spec.shuffle is True:
-        kind = "full" if random_access else "window"
-    elif spec.shuffle is not False:
-        kind = spec.shuffle
-    return EpochOrder(
-        shard_starts=data.shard_starts,
-        kind=kind,
-        seed=spec.seed,
-        window_shards=data.window_shards(spec.reading.memory_bytes),
-        chosen=None if data.chosen is None else (data.chosen, len(data.whole)),
-        weights=weights,
-    )

@@ -276,9 +276,7 @@ def scan_rows(
     labels = Labels.none(len(rows))
     if values.label is not None:
         try:
-            labels = read_labels(
-                values.labels, options, are_text=values.labels_are_text, class_names=values.class_names
-            )
+            labels = read_labels(values, options)
         except ValueOfRowError as error:
             raise values.error(error.row, values.label, error.reason) from error
         values.labels.clear()  # frees memory for the fields
@@ -479,29 +477,18 @@ class Labels:
         return cls("none", (), np.full(count, -1), None, notes)
 
 
-def read_labels(
-    column: Sequence[Any],
-    options: SourceOptions,
-    *,
-    are_text: bool = False,
-    class_names: tuple[str, ...] | None = None,
-) -> Labels:
-    """Return the labels in a column as classes or numbers.
+def read_labels(column: RowValues, options: SourceOptions) -> Labels:
+    """Return the labels of the rows as classes or numbers.
 
-    Args:
-        column: values of the rows.
-        options: options with the target and the separator that the user has named.
-        are_text: whether the values are unparsed text, as the cells of a CSV are.
-        class_names: names that the values are, or are indices of; then rows with -1 or an empty value have
-            no label. None if the source has no such names.
+    Rows with -1 or an empty value have no label if the source has names of classes.
 
     Raises:
         ValueOfRowError: a value is empty, unlike the others, or not what the target takes.
         SettingError: the target takes no separator.
     """
-    values, codes = _distinct_values(column)
+    values, codes = _distinct_values(column.labels)
     rows = np.arange(len(codes))
-    may_be_missing = class_names is not None and options.target in (None, "class")
+    may_be_missing = column.class_names is not None and options.target in (None, "class")
     if may_be_missing and all(isinstance(value, int) or value == "" for value in values):
         has_label = np.array([value not in (-1, "") for value in values], np.bool_)[codes]
         if not has_label.any() and options.target is None:
@@ -511,7 +498,7 @@ def read_labels(
     kept_codes, codes = np.unique(codes[rows], return_inverse=True)
     values = [values[code] for code in kept_codes.tolist()]
     try:
-        labels = _read_distinct(values, len(codes), options, are_text, class_names)
+        labels = _read_distinct(values, len(codes), column, options)
     except ValueOfRowError as error:
         first_row = int(rows[np.argmax(codes == error.row)])
         raise ValueOfRowError(first_row, error.reason) from None
@@ -519,7 +506,7 @@ def read_labels(
         labels,
         labels=labels.labels[codes],
         targets=None if labels.targets is None else labels.targets.select(codes),
-        rows=rows if len(rows) < len(column) else None,
+        rows=rows if len(rows) < len(column.labels) else None,
     )
 
 
@@ -554,16 +541,12 @@ def _plain_value(value: Any) -> Any:
 
 
 def _read_distinct(
-    values: Sequence[Any],
-    row_count: int,
-    options: SourceOptions,
-    are_text: bool,
-    class_names: tuple[str, ...] | None,
+    values: Sequence[Any], row_count: int, column: RowValues, options: SourceOptions
 ) -> Labels:
     """Return the labels of distinct values, in `row_count` rows, none of which may be without one."""
-    target, cells = options.target, values
+    target, cells, class_names = options.target, values, column.class_names
     if options.separator is None:
-        values = _parse_texts(values, target, are_text)
+        values = _parse_texts(values, target, column.labels_are_text)
     else:
         values, target = _split_texts(values, options.separator, target), "classes"
     chosen = _choose_target(values, target, class_names)

@@ -193,17 +193,16 @@ def fixed_size_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Inte
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
 
 
-def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
+def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Boxes:
     """Return the part that torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show.
 
-    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`); they are
-    whole numbers if nothing is resized.
+    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
 
     Args:
         stored: size of all pictures, or int64 [n, 2], height and width of each.
 
     Returns:
-        float64 [n, 4], or [1, 4] for one size: left, top, width and height in pixels of the stored picture.
+        [n, 4], or [1, 4] for one size: integers if no picture is resized.
     """
     rows, columns = sides(resized_side(size, crop_ratio))
     height, width = _columns(stored)
@@ -212,7 +211,8 @@ def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floa
     resized_height = np.where(fills_width, np.floor(columns * height / width), rows)
     resized, window = np.hstack((resized_width, resized_height)), sides(size)[::-1]
     scale = np.hstack((width, height)) / resized
-    return np.hstack((np.round((resized - window) / 2) * scale, window * scale))
+    boxes = np.hstack((np.round((resized - window) / 2) * scale, window * scale))
+    return boxes.astype(np.int64) if (boxes[:, 2:] == window).all() else boxes
 
 
 _centre_box = lru_cache(centre_boxes)  # of pictures of one size: computed once, not for each batch
@@ -300,8 +300,6 @@ class Crops:
             boxes: Boxes = centre_boxes(stored, self.size, self.crop_ratio)
         else:
             boxes = _centre_box(self.stored, self.size, self.crop_ratio)
-        if (boxes[:, :1:-1] == sides(self.size)).all():
-            boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 

@@ -2,13 +2,16 @@
 
 import re
 import sys
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import pytest
 from PIL import Image
 
+import loaders
 from precache import Recipe, convert
 from tests.command import ROOT
 from tests.faults.runner import ATTACKS
@@ -88,30 +91,62 @@ def test_the_readme_repeats_the_accuracy_of_the_page_of_results() -> None:
 
 def test_architecture_names_every_file_that_a_plain_jpeg_passes(tmp_path: Path) -> None:
     """Files with a function that runs once more, or more often, for each further picture."""
-    before = _calls_of_conversion(tmp_path / "20", 20)
-    further = _calls_of_conversion(tmp_path / "40", 40) - before
-    passed = {file for (file, _, _), calls in further.items() if calls >= 20}
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    path = text[text.index("**A picture**, once") : text.index("No other file runs for each")]
-    assert passed == set(re.findall(r"\]\(([^)]+)\)", path))
+    before = calls_in("precache", lambda: convert_tree(tmp_path, 20))
+    further = calls_in("precache", lambda: convert_tree(tmp_path, 40)) - before
+    assert files_of(further, 20) == linked_files("**A picture**, once", "No other file runs for each plain")
 
 
-def _calls_of_conversion(folder: Path, pictures: int) -> Counter[tuple[str, str, int]]:
-    """Return how often each function, as file, name and line, runs while so many pictures are converted."""
-    (folder / "tree/a").mkdir(parents=True)
+def test_architecture_names_every_file_that_a_batch_of_shards_passes(tmp_path: Path) -> None:
+    """Files with a function that runs once more, or more often, for each further batch of an epoch."""
+
+    def serve(dataset: Path) -> None:
+        with loaders.build(dataset, batch_size=1, size=16) as loader:
+            for _ in loader:
+                pass
+
+    smaller, larger = convert_tree(tmp_path, 20), convert_tree(tmp_path, 40)
+    further = calls_in("", lambda: serve(larger)) - calls_in("", lambda: serve(smaller))
+    assert files_of(further, 20) == linked_files(
+        "**A batch**, each step", "No other file runs for each batch"
+    )
+
+
+def convert_tree(folder: Path, pictures: int) -> Path:
+    """Convert so many JPEGs, and return the folder of the dataset."""
+    tree, dataset = folder / f"{pictures}-pictures", folder / f"{pictures}-shards"
+    (tree / "a").mkdir(parents=True)
     for number in range(pictures):
-        Image.new("RGB", (32, 32), (number, 0, 0)).save(folder / f"tree/a/{number}.jpg")
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(tree / f"a/{number}.jpg")
+    convert(tree, dataset, Recipe(format="shards", size=32), workers=0)
+    return dataset
+
+
+def files_of(calls: Counter[tuple[str, str, int]], least: int) -> set[str]:
+    """Return the files with a function that was called so often."""
+    return {file for (file, _, _), count in calls.items() if count >= least}
+
+
+def linked_files(start: str, end: str) -> set[str]:
+    """Return the files that ARCHITECTURE links to between these two texts."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    return set(re.findall(r"\]\(([^)]+)\)", text[text.index(start) : text.index(end)]))
+
+
+def calls_in(package: str, run: Callable[[], None]) -> Counter[tuple[str, str, int]]:
+    """Return how often each function of a package, as file, name and line, runs in any thread of `run`."""
     calls: Counter[tuple[str, str, int]] = Counter()
 
     def count(frame: FrameType, event: str, _: object) -> None:
         code, root = frame.f_code, f"{ROOT}/"
-        if event == "call" and code.co_filename.startswith(f"{root}precache/"):
+        if event == "call" and code.co_filename.startswith(f"{root}{package}"):
             calls[code.co_filename.removeprefix(root), code.co_name, code.co_firstlineno] += 1
 
     profile = sys.getprofile()
+    threading.setprofile(count)
     sys.setprofile(count)
     try:
-        convert(folder / "tree", folder / "out", Recipe(format="shards", size=16), workers=0)
+        run()
     finally:
         sys.setprofile(profile)
+        threading.setprofile(profile)
     return calls

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -222,6 +223,31 @@ def test_only_parquet_and_arrow_files_need_pyarrow(
             scan_of(table)
     else:
         assert scan_of(table).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_rows_of_long_tables_are_named_by_line(name: str, photos: Path) -> None:
+    """The rows come in batches of 1,024; a cell of each has a line break, so that it has two lines."""
+    paths = [f"{row}.jpg" for row in range(3_000)]
+    columns = {"path": paths, "s": ["train", "val"] * 1_500, "f": [f"a\n{row % 7}" for row in range(3_000)]}
+    lines = (lambda row: row + 1) if name == "t.jsonl" else (lambda row: 2 * row + 2)
+    WRITERS[name.partition(".")[2]](photos / name, columns)
+    scan = scan_of(photos / name, split="s", fields=("f",))
+    assert [(ref.id, ref.path, ref.split) for ref in scan.samples] == list(
+        zip(range(3_000), paths, columns["s"], strict=True)
+    )
+    assert [ref.fields["f"] for ref in scan.samples] == columns["f"]
+    assert f"line {lines(2_345):,} (id 2345)" in scan.source.where(scan.samples[2_345])
+    for column, value, first in (
+        ("s", "/", ""),
+        ("path", "7.jpg", f"line {lines(7)} (id 7)"),
+        ("path", "", ""),
+    ):
+        changed = {**columns, column: [*columns[column][:2_345], value, *columns[column][2_346:]]}
+        WRITERS[name.partition(".")[2]](photos / name, changed)
+        with pytest.raises(SourceError, match=re.escape(first or repr(column))) as raised:
+            scan_of(photos / name, split="s")
+        assert str(raised.value.path).endswith(f", line {lines(2_345):,} (id 2345)")
 
 
 SPACED = [

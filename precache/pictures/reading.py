@@ -167,7 +167,9 @@ def read_with_retries(read: Callable[[], T], path: str | os.PathLike[str]) -> T:
     try:
         try:
             return read()
-        except (OSError, OpenFilesError):
+        except (OSError, OpenFilesError) as error:
+            if not _is_temporary(error):
+                raise
             return with_retries(read, _PAUSES_S, _is_temporary)
     except OSError as error:
         check_open_files(error, path)

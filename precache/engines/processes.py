@@ -308,7 +308,8 @@ class _Worker:
                     self._process = subprocess.Popen(
                         [*_interpreter(), _PROGRAM, *map(str, (os.getpid(), *descriptors, *_module_path()))],
                         pass_fds=descriptors,
-                        stdin=subprocess.DEVNULL,
+                        # a program that was started without stdin has another file there
+                        stdin=None if 0 in descriptors else subprocess.DEVNULL,
                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy's threads would only idle
                     )
 

@@ -119,6 +119,19 @@ def test_a_connection_error_of_a_task_is_not_taken_for_a_dead_worker() -> None:
         run(tasks.raise_odd, 0)
 
 
+def test_a_program_without_standard_files_has_workers() -> None:
+    text = """
+import os
+from precache import engines
+from tests.precache import tasks
+
+os.closerange(0, 3)
+answers = list(engines.run(tasks.return_task, range(4), 2, lambda units: None))
+os._exit(sorted(answers) != [0, 1, 2, 3])
+"""
+    assert subprocess.run([sys.executable, "-c", text], cwd=ROOT, timeout=100, check=False).returncode == 0
+
+
 def test_what_workers_log_has_tracebacks_and_fails_no_task(caplog: pytest.LogCaptureFixture) -> None:
     assert run(tasks.log_badly, "7") == ["7"]
     (record,) = caplog.records

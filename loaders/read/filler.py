@@ -39,7 +39,7 @@ class BufferPool:
 
     Fresh memory costs as much as filling it, since the system clears each page first. A buffer is used again
     once the last tensor or array that shows a part of it is gone: a batch stays valid as long as the caller
-    keeps it.
+    keeps it. "When memory is used again" of ARCHITECTURE.md has the other rules.
     """
 
     def __init__(self, samples: int, size: Size, device: torch.device, pixel_bytes: int = 3) -> None:

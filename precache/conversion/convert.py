@@ -4,8 +4,8 @@ What a kill leaves behind, and what the same command then does:
 
     killed while                      there is                          the next run
     it scans and plans                nothing                           begins
-    shards are written, or renamed    conversion.json, files of         writes the shards without a sidecar,
-                                      shards, sidecars of some          also those of which a file is there
+    shards are written, or renamed    conversion.json, files of         writes each shard without a sidecar; a
+                                      shards, sidecars of some          tar, or its .idx, is replaced
     index and manifest are written    all sidecars, no manifest         writes both again
     sidecars are removed              a dataset, and conversion.json    removes the rest, conversion.json last
 
@@ -648,7 +648,7 @@ def _flags(
     if split_list is not None:
         flags = [replace(recipe, splits=DEFAULT_SPLITS).to_flags()]
         flags.append(shell_command("--splits", Path(_absolute_path(split_list))))
-    flags.append(format_flags({name: value for name, value in values.items() if name.isidentifier()}))
+    flags.append(format_flags(values))
     if max_rejects != DEFAULT_MAX_REJECTS:
         flags.append(f"--max-rejects {float(as_typed(max_rejects))}")
     return " ".join(filter(None, flags))

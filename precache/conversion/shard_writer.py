@@ -126,6 +126,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
     else:  # every picture was rejected
         for file in files:
             file.abandon()
+            file.path.unlink(missing_ok=True)  # an earlier run may have written it
     with atomic_write(sidecar_path(task.folder, task.name)) as opened:
         opened.write(sidecar.to_json())
     return task.name

@@ -67,7 +67,7 @@ def file_problem(folder: Path, file: FileEntry, *, content: bool = True) -> str 
             if path_bytes != file.bytes:
                 return f"{path}: expected {file.bytes:,} bytes, got {path_bytes:,}"
             if content and crc32c_file(path) != file.crc32c:
-                return f"{path}: its checksum differs from the manifest's (the bytes changed)"
+                return f"{path}: its checksum is not the recorded one (the bytes changed)"
         except FileNotFoundError:
             return f"{path}: missing"
     return None
@@ -134,5 +134,5 @@ def _object_problem(store: ObjectStore, file: FileEntry) -> str | None:
     except ObjectNotFoundError:
         return f"{url}: missing"
     if f"{crc:08x}" != file.crc32c:
-        return f"{url}: its checksum differs from the manifest's (the bytes changed)"
+        return f"{url}: its checksum is not the recorded one (the bytes changed)"
     return None

@@ -300,7 +300,13 @@ class SampleList:
 
 
 class Source(Protocol):
-    """Source of samples; it must be picklable, since worker processes read from it.
+    """Source of samples, which nothing writes to.
+
+    Worker processes read from a pickled copy: it holds no open file, and takes few bytes for each sample. The
+    path of a sample stays the same while others come and go, since `--without` finds pictures by their paths.
+    A change is noticed by `SampleRef.bytes` and `modified_ns`, and by what `read` raises. The samples of a
+    scan are a `SampleList`; `precache.sources.targets.scan_rows` makes the scan of it where samples have
+    labels and fields in columns.
 
     A source may also have a method `prepare(scan, recipe)`, which adapts the scan to the recipe, see
     `prepare_scan`.

@@ -131,8 +131,8 @@ class Rows:
     Attributes:
         name: name of the table or dataset in messages.
         columns: its columns.
-        read: function of names of columns that yields these, batch by batch; raises SourceError for a damaged
-            row.
+        read: function of names of columns that yields these, batch by batch, also where it is given no name;
+            raises SourceError for a damaged row.
         open_pictures: function of the name of a column that opens the pictures in it; None if there are none.
         is_text: whether values are unparsed text, as the cells of a CSV are.
         has_lines: whether rows are lines of a text.

@@ -152,7 +152,7 @@ def _crc_before_zeros(start: bytes, zeros: int) -> int:
 
 
 def publish(files: Sequence[OutputFile]) -> None:
-    """Make files durable, and give them their final names."""
+    """Make files durable and give them their final names, one file after the other."""
     try:
         for file in files:
             with open(file.temporary, "rb+") as written:

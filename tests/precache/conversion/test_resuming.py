@@ -238,6 +238,21 @@ def test_convert_repeats_a_shard_whose_sidecar_is_damaged(
     assert contents(out) == contents(converted["shards"])
 
 
+@pytest.mark.parametrize("format_name", ["shards", "webdataset"])
+def test_a_shard_that_loses_all_its_pictures_leaves_no_file(
+    format_name: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
+    interrupt(tree, out, format_name)
+    pictures = sorted(path for path in tree.rglob("*.*") if path.is_file())
+    for picture in pictures[1:]:
+        picture.write_bytes(bytes(picture.stat().st_size))
+    convert(tree, out, small_recipe(format_name), workers=0, max_rejects=1)
+    manifest = open_dataset(out).manifest
+    assert manifest.samples == 1
+    assert {path.name for path in out.iterdir()} == {*manifest.own_names, "dataset.json"}
+
+
 @pytest.mark.parametrize("content", ["Dear diary\n", "", "{}", "{" * 100_000])
 def test_a_foreign_file_with_the_name_of_the_description_stays(
     content: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path

@@ -11,7 +11,6 @@ from types import FrameType
 import pytest
 from PIL import Image
 
-import loaders
 from precache import Recipe, convert
 from tests.command import ROOT
 from tests.faults.runner import ATTACKS
@@ -94,21 +93,6 @@ def test_architecture_names_every_file_that_a_plain_jpeg_passes(tmp_path: Path) 
     before = calls_in("precache", lambda: convert_tree(tmp_path, 20))
     further = calls_in("precache", lambda: convert_tree(tmp_path, 40)) - before
     assert files_of(further, 20) == linked_files("**A picture**, once", "No other file runs for each plain")
-
-
-def test_architecture_names_every_file_that_a_batch_of_shards_passes(tmp_path: Path) -> None:
-    """Files with a function that runs once more, or more often, for each further batch of an epoch."""
-
-    def serve(dataset: Path) -> None:
-        with loaders.build(dataset, batch_size=1, size=16) as loader:
-            for _ in loader:
-                pass
-
-    smaller, larger = convert_tree(tmp_path, 20), convert_tree(tmp_path, 40)
-    further = calls_in("", lambda: serve(larger)) - calls_in("", lambda: serve(smaller))
-    assert files_of(further, 20) == linked_files(
-        "**A batch**, each step", "No other file runs for each batch"
-    )
 
 
 def convert_tree(folder: Path, pictures: int) -> Path:

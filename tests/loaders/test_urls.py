@@ -106,8 +106,7 @@ def test_a_format_without_byte_ranges_is_fetched_and_read_whole(
 ) -> None:
     """A new format is its `Format`, and a line in FORMATS: this one is of tars that nobody looks into."""
     facts = {field.name: getattr(FORMATS["webdataset"], field.name) for field in fields(Format)}
-    for name in ("find_samples", "read_sample"):
-        del facts[name]
+    del facts["read_sample"]
     monkeypatch.setitem(FORMATS, "whole", Format(**facts))
     monkeypatch.setitem(READS, "webdataset", ("webdataset", "whole"))
     folders = {name: tmp_path / name for name in ("webdataset", "whole")}

@@ -176,7 +176,8 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.channels)
-        self._pool = Pool(self._threads, "fill")
+        # The thread that calls is one of them.
+        self._pool = Pool(max(1, self._threads - 1), "fill")
 
     def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
         """Yield the filled batches in order; threads that have finished one go on with the next.
@@ -206,9 +207,7 @@ class BatchFiller:
 
     def fill(self, pictures: Pictures) -> DecodedBatch:
         """Fill one batch, in the thread that calls."""
-        filling = self._prepare(pictures)
-        self._fill_parts(filling)
-        return self._finish(filling)
+        return self._finish(self._prepare(pictures))
 
     def close(self) -> None:
         """End the threads."""
@@ -236,13 +235,14 @@ class BatchFiller:
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
         filling = self._prepare(pictures)
-        for _ in range(min(self._threads, len(pictures.request.positions))):
+        for _ in range(min(self._threads, len(pictures.request.positions)) - 1):
             filling.threads.append(self._pool.submit(self._fill_parts, filling))
         return filling
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
-        """Wait until a batch is filled, and return it without the pictures that have errors."""
+        """Help to fill a batch until it is done, and return it without the pictures that have errors."""
         try:
+            self._fill_parts(filling)
             for thread in filling.threads:
                 thread.result()
         finally:

@@ -18,8 +18,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -176,37 +178,46 @@ class Pool:
             thread.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Element that was computed ahead, or the exception that its computation raised."""
+
+    element: Any = None
+    error: BaseException | None = None
+
+
 class Prefetch(Iterator[T]):
     """Iterator over `source`, a generator, that computes up to `depth` elements ahead, in a thread.
 
     An exception of `source` is raised from `next`. The thread closes `source` and ends when the iterator is
     closed or collected.
+
+    Elements come by a queue, not by futures: a Ctrl-C while the main thread asks a future for its result may
+    leave the future's lock held, and the thread would wait for that for ever.
     """
 
     def __init__(self, source: Iterator[T], depth: int) -> None:
         self._source, self._depth = source, depth
-        self._ahead: deque[Future[T]] = deque()
-        self._pool = Pool(1, "read-ahead", helps=False, at_end=getattr(source, "close", None))
+        self._results: SimpleQueue[_Ahead] = SimpleQueue()
+        self._ahead = 0  # elements that are being computed, or wait in the queue
+        self._pool = Pool(1, "read-ahead", helps=False, at_end=partial(_end, source, self._results))
         self._ended = False
 
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration
-        while len(self._ahead) <= self._depth:
-            self._ahead.append(self._pool.submit(_next, self._source))
-        future = self._ahead[0]
+        while self._ahead <= self._depth:
+            self._pool.submit(_put_next, self._source, self._results)
+            self._ahead += 1
+        result = self._results.get()
+        self._ahead -= 1
+        if result.error is None:
+            return result.element  # type: ignore[no-any-return]
+        self.close()
         try:
-            element = future.result()
-            self._ahead.popleft()
-            return element
-        except CancelledError:  # another thread has closed this
-            raise StopIteration from None
-        except BaseException:
-            if future.done():  # else it was Ctrl-C
-                self.close()
-            raise
+            raise result.error
         finally:
-            del future  # its error would hold this frame, which holds the future: a cycle
+            del result  # the error would hold this frame, which holds the error: a cycle
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
@@ -214,15 +225,21 @@ class Prefetch(Iterator[T]):
         self._pool.close()
 
 
-def _next(source: Iterator[T]) -> T:
+def _put_next(source: Iterator[Any], results: "SimpleQueue[_Ahead]") -> None:
     try:
-        return next(source)
+        results.put(_Ahead(next(source)))
     except BaseException as error:
-        if (open_files := open_files_error(error, getattr(error, "filename", None))) is not None:
-            raise open_files from error
-        raise
+        results.put(_Ahead(error=open_files_error(error, getattr(error, "filename", None)) or error))
+
+
+def _end(source: Iterator[Any], results: "SimpleQueue[_Ahead]") -> None:
+    """Close `source`, and end whoever waits for its next element."""
+    try:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()
     finally:
-        del source  # or an error would keep alive what the source had open
+        results.put(_Ahead(error=StopIteration()))
 
 
 def dead_worker_error(error: Exception) -> WorkerError | None:

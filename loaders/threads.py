@@ -95,7 +95,8 @@ class PoolThread(threading.Thread):
     def __init__(self, tasks: _Tasks, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.tasks = tasks
-        self._done = threading.Event()
+        # held until the thread has run; no Event, in whose `wait` a Ctrl-C can turn into a RuntimeError
+        self._running = threading.Lock()
 
     def start(self) -> None:
         """Start the thread, and register `_end_all` anew so that it runs before all other exit handlers.
@@ -108,6 +109,7 @@ class PoolThread(threading.Thread):
         """
         atexit.unregister(_end_all)
         atexit.register(_end_all)
+        self._running.acquire(blocking=False)
         with thread_errors():
             super().start()
 
@@ -118,12 +120,13 @@ class PoolThread(threading.Thread):
             if self.tasks.at_end is not None:
                 self.tasks.at_end()
         finally:
-            self._done.set()
+            self._running.release()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the thread has ended, at most `timeout_s` seconds; do not wait if it never started."""
         # not by `join` alone: up to Python 3.12 a `join` that Ctrl-C breaks off marks the thread as ended
-        if self.is_alive() and self._done.wait(timeout_s):
+        if self.is_alive() and self._running.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            self._running.release()
             self.join()
 
 

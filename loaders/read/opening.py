@@ -130,7 +130,7 @@ class OpenShards(Generic[T]):
             waiting.append(request)
 
     def _open(self, request: Request) -> None:
-        """Have the shards of a request opened."""
+        """Begin to open the shards of a request."""
         numbers, rows = (array.tolist() for array in self._data.locate(request.positions))
         located = _Located(request, numbers, rows, list(dict.fromkeys(numbers)))
         self._pending.append(located)

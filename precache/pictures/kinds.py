@@ -265,4 +265,5 @@ if undecodable_kind(opencv.START) is not None and importlib.util.find_spec("cv2"
         opencv.open_webp,
         lambda prefix: content_kind(prefix) == "WEBP",
     )
-    _record_package(next(filter(installed_version, _OPENCV_PACKAGES), "opencv"))
+    _opencv_names = [name for name in _OPENCV_PACKAGES if installed_version(name)]
+    _record_package(_opencv_names[0] if _opencv_names else "opencv")

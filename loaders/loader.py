@@ -177,7 +177,7 @@ class Loader(IterableDataset[Batch]):
         self._iterations: list[weakref.ref[Iteration]] = []  # those that have begun; the latest is last
         self._resized = False
         self._prefetch: Prefetch[Batch] | None = None
-        self._prefetch_step: Step = (0, 0)  # of the next batch that it yields
+        self._prefetch_step: Step | None = None  # of the next batch that it yields; None: it has to restart
         self._peeked: tuple[Step, Batch] | None = None  # the batch before that, until it is served
         self._turns = 0
         self._closed = False
@@ -383,23 +383,24 @@ class Loader(IterableDataset[Batch]):
                 self._prefetch_step = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
                 peeked = self._peeked = step, batch
             self._check_refused(peeked[1])
-        except (StopIteration, Ending) as error:  # reading has no end, unless another thread closes it
-            self._drop_prefetch()
-            self._check_usable()
-            if isinstance(error, Ending):  # the program ends
-                raise
-            raise WorkerError("reading ended before the epoch did", path=self._path) from None
-        except BaseException:
-            self._drop_prefetch()
+        except BaseException as error:
+            self._peeked = self._prefetch_step = None
+            if isinstance(error, StopIteration | Ending):  # reading has no end, unless ...
+                self._check_usable()  # another thread closes the loader,
+            if isinstance(error, StopIteration):  # or the program ends, which Ending says
+                raise WorkerError("reading ended before the epoch did", path=self._path) from None
             raise
         return peeked[1]
 
     def _prefetch_from(self, step: Step) -> Prefetch[Batch]:
         """Return the prefetch, restarted if its next batch is not that of `step`."""
-        prefetch = self._prefetch
-        if prefetch is not None and self._prefetch_step == step:
-            return prefetch
-        if prefetch is not None and step[1] > 0:
+        if self._prefetch is not None and self._prefetch.ended:  # a Ctrl-C broke `set_size` off
+            self._drop_prefetch()
+        if self._prefetch is not None and self._prefetch_step == step:
+            return self._prefetch
+        if self._prefetch is None:
+            self._prefetch = Prefetch(_AHEAD_BATCHES)
+        elif step[1] > 0:
             self._turns += 1
             if self._turns == _WARN_TURNS:
                 _LOGGER.warning(
@@ -407,15 +408,14 @@ class Loader(IterableDataset[Batch]):
                     "build one loader for each",
                     printable(self._path),
                 )
-        self._drop_prefetch()
+        self._peeked = self._prefetch_step = None  # in case that an exception breaks restarting off
+        self._prefetch.restart(_read_batches(self._pipeline, self._batches, step))
         self._prefetch_step = step
-        prefetch = Prefetch(_read_batches(self._pipeline, self._batches, step), _AHEAD_BATCHES)
-        self._prefetch = prefetch
-        return prefetch
+        return self._prefetch
 
     def _drop_prefetch(self) -> None:
         if self._prefetch is not None:
-            self._peeked = None
+            self._peeked = self._prefetch_step = None
             self._prefetch.close()
             self._prefetch = None  # not earlier: an exception may break closing off
 

@@ -97,6 +97,7 @@ class PoolThread(threading.Thread):
         self.tasks = tasks
         # held until the thread has run; no Event, in whose `wait` a Ctrl-C can turn into a RuntimeError
         self._running = threading.Lock()
+        self.reading: _Reading | None = None  # that it reads ahead now
 
     def start(self) -> None:
         """Start the thread, and register `_end_all` anew so that it runs before all other exit handlers.
@@ -189,34 +190,77 @@ class _Ahead:
     error: BaseException | None = None
 
 
-class Prefetch(Iterator[T]):
-    """Iterator over `source`, a generator, that computes up to `depth` elements ahead, in a thread.
+class _Reading:
+    """Elements of one iterator, which a thread computes ahead.
 
-    An exception of `source` is raised from `next`. The thread closes `source` and ends when the iterator is
-    closed or collected.
-
-    Elements come by a queue, not by futures: a Ctrl-C while the main thread asks a future for its result may
+    They come by a queue, not by futures: a Ctrl-C while the main thread asks a future for its result may
     leave the future's lock held, and the thread would wait for that for ever.
+
+    Attributes:
+        results: elements that wait to be taken.
+        ahead: number of elements that are being computed, or wait.
+        left: whether nobody takes the elements any more; `stop_check` tells the iterator so.
     """
 
-    def __init__(self, source: Iterator[T], depth: int) -> None:
-        self._source, self._depth = source, depth
-        self._results: SimpleQueue[_Ahead] = SimpleQueue()
-        self._ahead = 0  # elements that are being computed, or wait in the queue
-        self._pool = Pool(1, "read-ahead", helps=False, at_end=partial(_end, source, self._results))
-        self._ended = False
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.results: SimpleQueue[_Ahead] = SimpleQueue()
+        self.ahead, self.left = 0, False
+        self._source = source
+
+    def put_next(self) -> None:
+        """Compute the next element."""
+        try:
+            self.results.put(_Ahead(next(self._source)))
+        except BaseException as error:
+            self.results.put(
+                _Ahead(error=open_files_error(error, getattr(error, "filename", None)) or error)
+            )
+
+    def end(self) -> None:
+        """Close the iterator, and end whoever waits for its next element."""
+        self.left = True
+        try:
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self.results.put(_Ahead(error=StopIteration()))
+
+
+class Prefetch(Iterator[T]):
+    """Iterator that computes up to `depth` elements ahead, in a thread, of the iterator given to `restart`.
+
+    An exception of that iterator is raised from `next`. The thread closes it before it begins with another
+    one, and when the `Prefetch` is closed or collected; only then the thread ends. A thread for each iterator
+    would cost more, and CPython loses a Ctrl-C that comes while it forgets a thread.
+
+    Attributes:
+        ended: whether it has been closed.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._readings: deque[_Reading] = deque()  # the last is the current one; the thread closes the others
+        self._pool = Pool(1, "read-ahead", helps=False, at_end=partial(_end_readings, self._readings, 0))
+        self.ended = False
+
+    def restart(self, source: Iterator[T]) -> None:
+        """Go on with the elements of `source`, and with none that were computed before."""
+        self._readings.append(_Reading(source))
+        for reading in [*self._readings][:-1]:
+            reading.left = True
 
     def __next__(self) -> T:
-        if self._ended:
+        if self.ended:
             raise StopIteration
-        while self._ahead <= self._depth:
-            self._pool.submit(_put_next, self._source, self._results)
-            self._ahead += 1
-        result = self._results.get()
-        self._ahead -= 1
+        reading = self._readings[-1]
+        while reading.ahead <= self._depth:
+            self._pool.submit(_read_next, self._readings, reading)
+            reading.ahead += 1
+        result = reading.results.get()
+        reading.ahead -= 1
         if result.error is None:
             return result.element  # type: ignore[no-any-return]
-        self.close()
         try:
             raise result.error
         finally:
@@ -224,25 +268,24 @@ class Prefetch(Iterator[T]):
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
-        self._ended = True
+        self.ended = True
         self._pool.close()
 
 
-def _put_next(source: Iterator[Any], results: "SimpleQueue[_Ahead]") -> None:
-    try:
-        results.put(_Ahead(next(source)))
-    except BaseException as error:
-        results.put(_Ahead(error=open_files_error(error, getattr(error, "filename", None)) or error))
+def _read_next(readings: deque[_Reading], reading: _Reading) -> None:
+    """End the readings before the current one, and compute the next element of `reading` if it is that."""
+    _end_readings(readings, 1)
+    if not reading.left:
+        thread = threading.current_thread()
+        assert isinstance(thread, PoolThread)
+        thread.reading = reading
+        reading.put_next()
 
 
-def _end(source: Iterator[Any], results: "SimpleQueue[_Ahead]") -> None:
-    """Close `source`, and end whoever waits for its next element."""
-    try:
-        close = getattr(source, "close", None)
-        if close is not None:
-            close()
-    finally:
-        results.put(_Ahead(error=StopIteration()))
+def _end_readings(readings: deque[_Reading], kept: int) -> None:
+    """End all but the `kept` last of the readings."""
+    while len(readings) > kept:
+        readings.popleft().end()
 
 
 def dead_worker_error(error: Exception) -> WorkerError | None:
@@ -270,13 +313,14 @@ def check_exit() -> None:
 
 
 def stop_check() -> Callable[[], None]:
-    """Return a function that raises Ending, in any thread, once the calling thread is to stop."""
+    """Return a function that raises Ending, in any thread, once what the caller reads is not needed any more."""
     caller = threading.current_thread()
+    tasks, reading = (caller.tasks, caller.reading) if isinstance(caller, PoolThread) else (None, None)
 
     def check() -> None:
         check_exit()
-        if isinstance(caller, PoolThread) and caller.tasks.stopping:
-            raise Ending("the thread is to end")
+        if (tasks is not None and tasks.stopping) or (reading is not None and reading.left):
+            raise Ending("nobody waits for what this thread reads")
 
     return check
 

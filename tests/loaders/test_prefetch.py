@@ -6,12 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from operator import length_hint
 
 import pytest
 
-from loaders.threads import Pool, Prefetch
+from loaders.threads import Ending, Pool, Prefetch, stop_check
 from precache.errors import WorkerError
 from tests.limits import no_more_threads
 
@@ -23,15 +23,56 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
+def read_ahead(source: Iterator[int], depth: int) -> Prefetch[int]:
+    prefetch = Prefetch[int](depth)
+    prefetch.restart(source)
+    return prefetch
+
+
 def test_prefetch_keeps_the_order_and_its_depth() -> None:
-    assert list(Prefetch(iter(range(100)), 3)) == list(range(100))
+    assert list(read_ahead(iter(range(100)), 3)) == list(range(100))
     source = iter(range(100))
-    prefetch = Prefetch(source, 3)
+    prefetch = read_ahead(source, 3)
     assert next(prefetch) == 0
     wait_until(lambda: length_hint(source) == 96)  # one was taken, three wait
     time.sleep(0.05)
     assert length_hint(source) == 96
     prefetch.close()
+
+
+def test_one_thread_reads_one_source_after_the_other() -> None:
+    """What is read of a source that was left is not served, the source is told so, and is closed before the next."""
+    events: list[str] = []
+
+    def source(name: str, first: int) -> Iterator[int]:
+        check = stop_check()
+        try:
+            yield first
+            with suppress(Ending):
+                while True:
+                    check()
+                    time.sleep(0.001)
+            events.append(f"{name} is told")
+            yield -1
+        finally:
+            events.append(f"{name} is closed")
+
+    threads = threading.active_count()
+    prefetch = Prefetch[int](2)
+    for number in range(20):
+        prefetch.restart(source(f"source {number}", number))
+        events.append(f"source {number} begins")
+        assert next(prefetch) == number
+        assert threading.active_count() == threads + 1
+    prefetch.close()
+    assert threading.active_count() == threads
+    # the last two of a source may come when the next one has begun in this thread, never in the reading one
+    for number in range(20):
+        told, closed = (events.index(f"source {number} is {what}") for what in ("told", "closed"))
+        assert told < closed
+    assert [event for event in events if "closed" in event] == [f"source {n} is closed" for n in range(20)]
+    with pytest.raises(StopIteration):
+        next(prefetch)
 
 
 def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
@@ -43,7 +84,7 @@ def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
         yield 1
 
     threads = threading.active_count()
-    prefetch = Prefetch(source(), 2)
+    prefetch = read_ahead(source(), 2)
     assert next(prefetch) == 0
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -85,7 +126,7 @@ def test_a_prefetch_collected_in_its_own_thread_ends(where: str) -> None:
     before = threading.active_count()
     gc.disable()
     try:
-        prefetch = Prefetch(source(), 2)
+        prefetch = read_ahead(source(), 2)
         assert next(prefetch) == 0
         cycle: list[object] = [prefetch]
         cycle.append(cycle)

@@ -25,9 +25,10 @@ import bench
 from bench.lab import harness
 from bench.lab.trainings import KINDS
 from bench.machine.hardware import describe_machine
+from bench.report.change import Change
 from bench.report.result import Result, parse_document
 from bench.report.table import Table
-from bench.report.waiting import Change, Machine, find_changes
+from bench.report.waiting import Machine, find_changes
 from bench.report.watch import make_result, stream_from_trial
 from bench.report.words import machine_line, percent
 from precache.errors import SettingError, WorkerError, check_choice

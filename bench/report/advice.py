@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.report.waiting import Change, Stream
+from bench.report.change import Change, ChangeKind
+from bench.report.waiting import Stream
 from precache.packages import pillow_install_command
 
 
@@ -45,7 +46,7 @@ FRAMEWORKS = {
 
 def advise(stream: Stream, change: Change) -> tuple[str, ...]:
     """Write lines on a change of a stream's loader; empty where its library does not take the argument."""
-    if change.name == "pillow-simd":
+    if change.kind == ChangeKind.PILLOW_SIMD:
         command = pillow_install_command("pillow-simd")
         # for the Python of the script
         return (f"$ {command.replace(shlex.quote(sys.executable), shlex.quote(stream.info['python']))}",)

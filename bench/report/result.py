@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
 
+from bench.report.change import Change
 from bench.report.stats import Estimate
 from precache.errors import SettingError
 from precache.storage.stored_json import decode, encode
@@ -123,21 +124,6 @@ class Batches:
     findings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderChange:
-    """Change that one could make to a loader, and what it would bring.
-
-    Attributes:
-        title: name of the change, as the subject of a sentence.
-        images_per_s: images/s of training with the change.
-        measured: whether that was measured in the same run; else it is predicted.
-    """
-
-    title: str
-    images_per_s: Estimate
-    measured: bool
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """Figures of one measured loader, part or stream: a line of the table.
@@ -172,7 +158,7 @@ class Row:
     stalls: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
     advice: str = ""
-    changes: tuple[LoaderChange, ...] = ()
+    changes: tuple[Change, ...] = ()
     findings: tuple[str, ...] = ()
     paste: tuple[str, ...] = ()
     baseline: bool = False
@@ -189,14 +175,7 @@ class Row:
             "stalls": self.stalls,
             "bottleneck": self.bottleneck,
             "advice": self.advice,
-            "changes": [
-                {
-                    "title": change.title,
-                    "images_per_s": change.images_per_s.to_json(),
-                    "measured": change.measured,
-                }
-                for change in self.changes
-            ],
+            "changes": [change.to_json() for change in self.changes],
             "findings": self.findings,
             "paste": self.paste,
         }

@@ -1,7 +1,7 @@
 """Statistics of repeated measurements: medians with ranges, percentiles, ratios, disturbances. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +13,7 @@ OTHER_CPU_LIMIT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Median, lowest and highest value of a quantity that was measured several times."""
+    """Median, lowest and highest value of a quantity; a bound (`at_least`, `at_most`) has an infinite end."""
 
     median: float
     low: float
@@ -24,8 +24,33 @@ class Estimate:
         return {"median": self.median, "low": self.low, "high": self.high}
 
     def __format__(self, form: str) -> str:
-        """Write `1.20 (1.15-1.25)`, each number in the given format."""
-        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+        """Write `1.20 (1.15-1.25)`, `1.20` or `at least 1.20`, each number in the given format."""
+        return self.text(lambda value: format(value, form))
+
+    def text(self, write: Callable[[float], str]) -> str:
+        """Write the median and the range, or the bound; `write` writes a number."""
+        if self.high == math.inf:
+            return f"at least {write(self.low)}"
+        if self.low == -math.inf:
+            return f"at most {write(self.high)}"
+        if self.low == self.high:
+            return write(self.median)
+        return f"{write(self.median)} ({write(self.low)}-{write(self.high)})"
+
+
+def exactly(value: float) -> Estimate:
+    """Make an estimate without a range, as of something that was counted once."""
+    return Estimate(value, value, value)
+
+
+def at_least(value: float) -> Estimate:
+    """Make a lower bound: it exceeds what lies below it, and nothing is known to exceed it."""
+    return Estimate(value, value, math.inf)
+
+
+def at_most(value: float) -> Estimate:
+    """Make an upper bound: it exceeds nothing."""
+    return Estimate(value, -math.inf, value)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -26,9 +26,7 @@ def _rate(value: Estimate) -> str:
 
 
 def _ranged_rate(value: Estimate) -> str:
-    if value.low == value.high:
-        return number(value.median)
-    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})"
+    return value.text(number)
 
 
 def _ratio(value: Estimate) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.report.result import LoaderChange, Row
-from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, exceeds
+from bench.report.change import Basis, Change, ChangeKind
+from bench.report.result import Row
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, at_most, exceeds
 from bench.report.words import milliseconds, percent
 
 RAW_TREE = "raw tree"
@@ -114,10 +115,11 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
             stages=rates,
             stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
             bottleneck=slowest,
-            advice=advise(row, slowest, changes),
             changes=tuple(changes),
         )
-        explained.append(replace(with_advice, findings=tuple(describe(with_advice))))
+        explained.append(
+            replace(with_advice, advice=advise(with_advice), findings=tuple(describe(with_advice)))
+        )
     return explained
 
 
@@ -219,40 +221,65 @@ def more_workers_can_help(workers: int, cpus: int, cpu_share: float | None) -> b
     return 0 < workers < cpus and (cpu_share is None or cpu_share < BUSY_SHARE)
 
 
-def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[LoaderChange]:
+def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[Change]:
     """List changes to a row's loader: each loader that was measured beside it, and a worker per CPU."""
     changes = []
     for other in others:
-        backend, data = other.key["backend"], other.key["data"]
-        if backend == SYNTHETIC:
+        arguments = {name: other.key[name] for name in ("backend", "data")}
+        if arguments["backend"] == SYNTHETIC:
             continue
-        converts = not reads_tree(other) and data != row.key["data"]
-        title = f"Converting to {data}" if converts else f"Backend {backend} on {data}"
-        changes.append(LoaderChange(title, reachable_rate(other), True))
+        converts = not reads_tree(other) and arguments["data"] != row.key["data"]
+        kind = ChangeKind.CONVERT if converts else ChangeKind.LOADER
+        changes.append(Change(kind, reachable_rate(other), Basis.MEASURED, arguments))
     cpu_share = row.activity.mean.get("cpu_share") if row.activity is not None else None
     if more_workers_can_help(workers, cpus, cpu_share):
-        scaled = row.values["loader_images_per_s"].median * cpus / workers
-        rates = [Estimate(scaled, scaled, scaled)]
+        # no loader gains more than its workers do, or feeds a trainer faster than it takes batches
+        limits = [row.values["loader_images_per_s"].high * cpus / workers]
         for name in ("trainer_images_per_s", "transfer_images_per_s"):
             if name in row.values:
-                rates.append(row.values[name])
-        changes.append(
-            LoaderChange(f"{cpus} workers, one per CPU,", min(rates, key=lambda rate: rate.median), False)
-        )
+                limits.append(row.values[name].high)
+        changes.append(Change(ChangeKind.WORKERS, at_most(min(limits)), Basis.BOUND, {"num_workers": cpus}))
     return changes
 
 
-def advise(row: Row, slowest: str, changes: Sequence[LoaderChange]) -> str:
+def best_changes(row: Row) -> list[Change]:
+    """List the measured changes that are faster than the row beyond noise, the fastest first.
+
+    Only those are listed that no other one exceeds beyond noise: where there are several, none is the best.
+    """
+    now = reachable_rate(row)
+    gaining = [change for change in row.changes if exceeds(change.images_per_s, now)]
+    gaining.sort(key=lambda change: -change.images_per_s.median)
+    return [change for change in gaining if change.images_per_s.high >= gaining[0].images_per_s.low]
+
+
+def advise(row: Row) -> str:
     """Write a sentence on the bottleneck, and one on the change that gains most beyond noise."""
-    sentence, now = _describe_bottleneck(row, slowest), reachable_rate(row)
-    if slowest == "compute":
+    sentence = _describe_bottleneck(row, row.bottleneck)
+    if row.bottleneck == "compute":
         return sentence
-    gaining = [change for change in changes if exceeds(change.images_per_s, now)]
-    if not gaining:
-        return f"{sentence} No change that is known here would make it faster."
-    best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
-    verb = "gave" if best.measured else "is predicted to give"
-    return f"{sentence} {best.title} {verb} {best.images_per_s.median:,.0f}."
+    best = best_changes(row)
+    parts = [f"{_name_change(change)} gave {change.images_per_s:,.0f}" for change in best]
+    if len(best) > 1:
+        sentence += f" Faster, and the same within noise: {'; '.join(parts)}."
+    elif best:
+        sentence += f" {parts[0]}."
+    untried = [change for change in row.changes if change.basis == Basis.BOUND]
+    reachable = [change for change in untried if change.images_per_s.high > reachable_rate(row).high]
+    for change in reachable:
+        sentence += f" {_name_change(change)} would give {change.images_per_s:,.0f}: not tried."
+    if not best and not reachable:
+        sentence += " No change that is known here would make it faster."
+    return sentence
+
+
+def _name_change(change: Change) -> str:
+    """Name a change as the subject of a sentence."""
+    if change.kind == ChangeKind.WORKERS:
+        return f"{change.arguments['num_workers']} workers, one per CPU,"
+    if change.kind == ChangeKind.CONVERT:
+        return f"Converting to {change.arguments['data']}"
+    return f"Backend {change.arguments['backend']} on {change.arguments['data']}"
 
 
 def _describe_bottleneck(row: Row, slowest: str) -> str:

@@ -34,6 +34,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
+from bench.report.change import Basis, Change, ChangeKind
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, is_disturbed
 
 Event: TypeAlias = Mapping[str, Any]
@@ -161,21 +162,6 @@ class Stream:
     def shows_pictures(self) -> bool:
         """Whether the batches or the samples are pictures."""
         return bool(self.info.get("side")) or self.parts.get("decode", 0.0) > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Change of the script, and what it would bring.
-
-    Attributes:
-        name: name of what is changed.
-        images_per_s: predicted images/s of training.
-        arguments: arguments of the DataLoader that the change sets.
-    """
-
-    name: str
-    images_per_s: Estimate
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,8 +587,8 @@ def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) ->
         and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
     # workers that start anew come first where they cost more time than anything else
-    first_name = "persistent_workers" if stage == "workers" else ""
-    return sorted(gaining, key=lambda change: (change.name != first_name, -change.images_per_s.median))
+    first_kind = ChangeKind.PERSISTENT_WORKERS if stage == "workers" else None
+    return sorted(gaining, key=lambda change: (change.kind != first_kind, -change.images_per_s.median))
 
 
 def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
@@ -730,7 +716,7 @@ def _suggest_more_workers(stream: Stream, model: _Model) -> Change | None:
     arguments: dict[str, Any] = {"num_workers": workers}
     if stream.workers == 0:
         arguments["persistent_workers"] = True
-    return Change("workers", model.predict_workers(workers), arguments)
+    return Change(ChangeKind.WORKERS, model.predict_workers(workers), Basis.PREDICTED, arguments)
 
 
 def _suggest_persistent_workers(stream: Stream) -> Change | None:
@@ -750,7 +736,7 @@ def _suggest_persistent_workers(stream: Stream) -> Change | None:
         low=predict_rate(2.0) * (1 - _MODEL_ERROR),
         high=predict_rate(0.0) * (1 + _MODEL_ERROR),
     )
-    return Change("persistent_workers", rate, {"persistent_workers": True})
+    return Change(ChangeKind.PERSISTENT_WORKERS, rate, Basis.PREDICTED, {"persistent_workers": True})
 
 
 def _suggest_pinning(stream: Stream) -> Change | None:
@@ -769,7 +755,7 @@ def _suggest_pinning(stream: Stream) -> Change | None:
         low=stream.images_per_s * (1 - _MODEL_ERROR),  # copies that take no time: nothing is saved
         high=predict_rate(_SLOWLY_COPIED_PER_S) * (1 + _MODEL_ERROR),
     )
-    return Change("pin_memory", rate, {"pin_memory": True})
+    return Change(ChangeKind.PIN_MEMORY, rate, Basis.PREDICTED, {"pin_memory": True})
 
 
 def _suggest_simd(stream: Stream, model: _Model) -> Change | None:
@@ -782,4 +768,5 @@ def _suggest_simd(stream: Stream, model: _Model) -> Change | None:
         return None
     resize_share = resize_s / sum(stream.parts.values())
     low, high = (1 - resize_share * (1 - simd_ratio) for simd_ratio in _SIMD_RATIOS)
-    return Change("pillow-simd", model.predict_samples(Estimate((low + high) / 2, low, high)))
+    rate = model.predict_samples(Estimate((low + high) / 2, low, high))
+    return Change(ChangeKind.PILLOW_SIMD, rate, Basis.PREDICTED)

@@ -11,8 +11,9 @@ from typing import Any
 
 from bench.report import spikes, waiting
 from bench.report.advice import advise
+from bench.report.change import Change
 from bench.report.result import Result, Row, Trial
-from bench.report.stats import Estimate, disturbance, is_disturbed, quotient
+from bench.report.stats import Estimate, disturbance, exactly, is_disturbed, quotient
 from bench.report.waiting import (
     FEWEST,
     READING,
@@ -20,7 +21,6 @@ from bench.report.waiting import (
     TRAINING,
     UNEXPLAINED,
     VALIDATION,
-    Change,
     Machine,
     Stream,
     warm_up,
@@ -332,11 +332,11 @@ def _make_row(stream: Stream) -> Row:
             "dataset": stream.info["dataset"],
         },
         values={
-            "images_per_s": _exact_estimate(stream.images_per_s),
+            "images_per_s": exactly(stream.images_per_s),
             "wait_share": stream.wait_share,
-            "wait_s": _exact_estimate(stream.wait_s),
-            "step_s": _exact_estimate(stream.step_s),
-            "batches": _exact_estimate(stream.batches),
+            "wait_s": exactly(stream.wait_s),
+            "step_s": exactly(stream.step_s),
+            "batches": exactly(stream.batches),
         },
         texts={
             "data": " ".join(filter(None, [stream.info["dataset"], stream.info["root"]])) + workers,
@@ -350,17 +350,12 @@ def _make_row(stream: Stream) -> Row:
 
 
 def _make_change_row(stream: Stream, change: Change) -> Row:
-    today = _exact_estimate(stream.images_per_s)
+    today = exactly(stream.images_per_s)
     empty_cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
-        name=f"with {change.name}",
-        key={"change": change.name, "arguments": dict(change.arguments)},
+        name=f"with {change.kind.value}",
+        key={"change": change.kind.value, "arguments": dict(change.arguments)},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
         texts=empty_cells,
         paste=advise(stream, change),
     )
-
-
-def _exact_estimate(value: float) -> Estimate:
-    """Make an estimate without a range."""
-    return Estimate(value, value, value)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from bench.report.advice import advise
+from bench.report.change import Basis, Change, ChangeKind
 from bench.report.stats import Estimate
-from bench.report.waiting import Change
 from tests.bench.report.test_waiting import waiting_stream
 
 RATE = Estimate(1.0, 1.0, 1.0)
-WORKERS = Change("workers", RATE, {"num_workers": 2, "persistent_workers": True})
+WORKERS = Change(ChangeKind.WORKERS, RATE, Basis.PREDICTED, {"num_workers": 2, "persistent_workers": True})
 
 
 def advice(change: Change = WORKERS, *, remade: bool = False, **info: Any) -> str:
@@ -38,7 +38,8 @@ def test_argument_has_the_name_that_its_library_gives_it(library: str, given: st
 
 
 def test_library_that_takes_no_such_argument_gets_no_advice() -> None:
-    assert advice(Change("pin_memory", RATE, {"pin_memory": True}), libraries=["ultralytics"]) == ""
+    change = Change(ChangeKind.PIN_MEMORY, RATE, Basis.PREDICTED, {"pin_memory": True})
+    assert advice(change, libraries=["ultralytics"]) == ""
 
 
 def test_loader_that_is_made_anew_cannot_keep_its_workers() -> None:
@@ -52,6 +53,6 @@ def test_first_workers_need_a_guard_where_they_are_not_forked(start: str, is_nee
 
 
 def test_pillow_simd_is_installed_for_the_python_of_the_script() -> None:
-    command = advice(Change("pillow-simd", RATE), python="/envs/my own/bin/python")
+    command = advice(Change(ChangeKind.PILLOW_SIMD, RATE, Basis.PREDICTED), python="/envs/my own/bin/python")
     assert command.count("'/envs/my own/bin/python' -m pip") == command.count(" -m pip") == 3
     assert sys.executable not in command

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bench.report.change import ChangeKind
 from bench.report.result import Activity, Row
 from bench.report.stats import Estimate, quotient, ratio
 from bench.report.verdict import (
@@ -15,6 +16,7 @@ from bench.report.verdict import (
     UNCLEAR,
     WAITS,
     advise,
+    best_changes,
     bottleneck,
     explain,
     find_changes,
@@ -81,7 +83,7 @@ def test_slowest_stage_is_the_bottleneck(rates: dict[str, Any], expected: str) -
     row = pipeline(**rates)
     slowest = bottleneck(row, stage_seconds(row, "collate"))
     assert slowest == expected
-    sentence = advise(row, slowest, [])
+    sentence = advise(replace(row, bottleneck=slowest))
     assert (expected == "") == ("no stage stands out" in sentence or "no single stage" in sentence)
 
 
@@ -103,12 +105,19 @@ def test_rows_of_one_trainer_are_compared_with_each_other() -> None:
     assert (raw.bottleneck, shards.bottleneck, without.bottleneck) == ("decode", "compute", "")
     assert raw.stages.keys() == {"storage", "decode", "collate", "transfer", "compute"} & raw.stages.keys()
     assert raw.stages["compute"] == 2_480
-    assert [change.title for change in raw.changes] == ["Converting to shards", "Backend dali on raw tree"]
-    assert "Converting to shards gave 2,470." in raw.advice
+    assert [(change.kind, change.arguments["backend"]) for change in raw.changes] == [
+        (ChangeKind.CONVERT, "shards"),
+        (ChangeKind.LOADER, "dali"),
+    ]
+    assert "Converting to shards gave 2,470 (2,421-2,519)." in raw.advice
 
 
 def test_more_workers_are_suggested_only_where_cpus_are_idle() -> None:
-    for busy_share, titles in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
+    for busy_share, count in ((0.4, 1), (BUSY_SHARE, 0)):
         row = pipeline(loader=90, trainer=None, fed=None)
         active = replace(row, activity=Activity(series={"cpu_share": (busy_share,)}))
-        assert [change.title for change in find_changes(active, [], 2, 8)] == titles
+        changes = find_changes(active, [], 2, 8)
+        assert [change.arguments for change in changes] == [{"num_workers": 8}] * count
+        active = replace(active, changes=tuple(changes))
+        assert best_changes(active) == [], "a bound wins nothing"
+        assert ("8 workers, one per CPU, would give at most 367" in advise(active)) == bool(count)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.report.change import Change, ChangeKind
 from bench.report.stats import is_disturbed
 from bench.report.waiting import (
     FEWEST,
     MAX_WORKERS_PER_CPU,
     TRAINING,
     VALIDATION,
-    Change,
     Event,
     Machine,
     Stream,
@@ -216,9 +216,9 @@ def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
     return replace(stream, **{"parts": {"decode": 0.4 * max(1, workers) / IMAGES}, **changes})
 
 
-def find_change(name: str, stream: Stream, machine: Machine) -> Change:
-    changes = {change.name: change for change in find_changes(stream, [stream], machine)}
-    return changes[name]
+def find_change(kind: str, stream: Stream, machine: Machine) -> Change:
+    changes = {change.kind: change for change in find_changes(stream, [stream], machine)}
+    return changes[ChangeKind(kind)]
 
 
 def stage_of(stream: Stream, machine: Machine = QUIET) -> str:
@@ -334,7 +334,7 @@ def test_predicted_range_lies_between_the_rate_of_today_and_of_steps_alone(
     changes = find_changes(stream, [stream], machine)
     # elsewhere the range may be too wide for any advice, or there may be no CPU for more workers
     if cpus > 8 and workers == 0 and not is_disturbed(other_cpu_share):
-        assert {change.name for change in changes} == {"workers", "pillow-simd"}
+        assert {change.kind.value for change in changes} == {"workers", "pillow-simd"}
     for change in changes:
         rate = change.images_per_s
         assert stream.images_per_s < rate.low <= rate.median <= rate.high

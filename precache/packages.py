@@ -13,6 +13,7 @@ from precache.errors import MissingDependencyError
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """Builds of DALI for CUDA 12 and CUDA 13, with the same modules."""
 _OUR_PACKAGES = ("bench", "loaders", "precache")
+_PIP = shlex.join([sys.executable or "python", "-m", "pip"])  # a program may have Python built in
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -30,7 +31,7 @@ def install_command(extra: str) -> str:
 
 
 def _pip_command(requirement: str) -> str:
-    return shlex.join([sys.executable, "-m", "pip", "install", requirement])
+    return f"{_PIP} install {shlex.quote(requirement)}"
 
 
 def check_package(error: ImportError, user: str, extra: str = "") -> None:
@@ -91,11 +92,10 @@ def pillow_install_command(name: str) -> str:
     first downloads and compiles the new one, so that a failure there changes nothing. It does not use pip's
     cache: a wheel there may have been compiled before headers were installed that Pillow can use.
     """
-    pip = shlex.join([sys.executable, "-m", "pip"])
     return (
-        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --no-cache-dir --wheel-dir "$wheels" {name} && '
-        f"{pip} uninstall -y pillow pillow-simd && "
-        f'{pip} install --no-deps --no-index --find-links "$wheels" {name}'
+        f'wheels=$(mktemp -d) && {_PIP} wheel --no-deps --no-cache-dir --wheel-dir "$wheels" {name} && '
+        f"{_PIP} uninstall -y pillow pillow-simd && "
+        f'{_PIP} install --no-deps --no-index --find-links "$wheels" {name}'
     )
 
 

@@ -10,6 +10,7 @@ from precache import engines
 from precache.conversion.shard_writer import predict_bytes, predict_seconds
 from precache.dataset.index import Rejected
 from precache.dataset.manifest import is_converted
+from precache.dataset.unfinished import unfinished_error
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
 from precache.pictures.kinds import kind_without_decoder
@@ -72,6 +73,7 @@ def check(
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
     Raises:
+        DatasetError: `source` holds an unfinished conversion.
         SourceError: `source` is not an image tree, something of it cannot be read, or `list_file` exists and
             is not such a list.
         SettingError: `source` is a URL; `list_file` lies in the tree or cannot be written; or `class_depth`
@@ -85,6 +87,8 @@ def check(
     if is_converted(tree):
         command = shell_command("precache verify", tree)
         raise SourceError("is a converted dataset", path=tree, remedy=f"check it with: {command}")
+    if (unfinished := unfinished_error(tree)) is not None:
+        raise unfinished
     scan = scan_tree(tree, depth)
     for warning in scan.warnings:
         warn(warning)

@@ -31,7 +31,7 @@ from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, pa
 from precache.dataset.shard_table import ShardEntry
 from precache.dataset.unfinished import unfinished_error
 from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
-from precache.storage import read_regular
+from precache.storage import open_descriptor, read_descriptor, regular_status
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import ObjectNotFoundError, fetch_right_bytes
 from precache.storage.urls import Location, Url, locate
@@ -109,6 +109,10 @@ def _manifest_status(folder: Path) -> _FileStatus | None:
         return None
     except OSError as error:
         raise _not_converted_error(folder, error) from error
+    return _file_status(status)
+
+
+def _file_status(status: os.stat_result) -> _FileStatus:
     return _FileStatus(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -207,19 +211,32 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     """
     location = locate(path)
     if isinstance(location, Path):
-        status = _manifest_status(
-            location
-        )  # before the manifest is read, to detect that it is replaced meanwhile
-        raw = read_manifest(location)
-        manifest, digest = parse_manifest(raw, location / MANIFEST_NAME, local_file_in_folder(location))
-        folder = OpenedFolder(location, status, digest)
-        return ConvertedDataset(location, manifest, digest, folder=folder)
+        return _open_in_folder(location)
     url = location
 
     def fetch() -> ConvertedDataset:
-        return dataset_from_manifest(url, read_manifest(url), cache)
+        return dataset_from_manifest(url, read_manifest_at(url), cache)
 
     return fetch_right_bytes(fetch, (ManifestError, IndexFileError))
+
+
+def _open_in_folder(folder: Path) -> ConvertedDataset:
+    """Open the dataset in a folder; if another one takes its place meanwhile, open that."""
+    path = folder / MANIFEST_NAME
+    try:
+        with open_descriptor(path) as file:
+            file_status = regular_status(file, path)
+            raw = read_descriptor(file, file_status.st_size)
+    except OSError as error:
+        raise _not_converted_error(folder, error) from error
+    status = _file_status(file_status)
+    try:
+        manifest, digest = parse_manifest(raw, path, local_file_in_folder(folder))
+    except DatasetError:
+        if _manifest_status(folder) == status:
+            raise
+        return _open_in_folder(folder)  # the index that was read is another dataset's
+    return ConvertedDataset(folder, manifest, digest, folder=OpenedFolder(folder, status, digest))
 
 
 def dataset_from_manifest(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:
@@ -236,19 +253,14 @@ def dataset_from_manifest(url: Url, raw: bytes, cache: "Cache | None" = None) ->
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
-def read_manifest(location: Location) -> bytes:
-    """Read the bytes of the manifest of the dataset in a folder or at a URL; raises as `open_dataset`."""
-    if isinstance(location, Path):
-        try:
-            return read_regular(location / MANIFEST_NAME)
-        except OSError as error:
-            raise _not_converted_error(location, error) from error
+def read_manifest_at(url: Url) -> bytes:
+    """Read the bytes of the manifest of the dataset at a URL; raises as `open_dataset`."""
     try:
-        return ObjectStore(location).get(MANIFEST_NAME)
+        return ObjectStore(url).get(MANIFEST_NAME)
     except ObjectNotFoundError as error:
         raise DatasetError(
             f"not a converted dataset (no {MANIFEST_NAME} there)",
-            path=location,
+            path=url,
             remedy="check the URL, and that the upload was finished; pictures are copied to this machine, "
             "converted, and pushed",
         ) from error

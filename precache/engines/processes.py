@@ -194,6 +194,7 @@ def _run_in_processes(
     workers: int,
     on_progress: Callable[[int], None],
 ) -> Generator[Any, None, None]:
+    _check_can_start()
     tasks = iter(tasks)
     first_tasks = list(islice(tasks, workers))
     new_tasks = map(_RetriedTask, chain(first_tasks, tasks))
@@ -366,6 +367,17 @@ class _Worker:
         if code == 1:  # an error ended it before it had a task
             return "exit code 1; it has printed why"
         return f"exit code {code}; -9 means killed, often because memory ran out"
+
+
+def _check_can_start() -> None:
+    """Raise SettingError where no worker process can be started."""
+    if sys.platform == "win32":
+        raise SettingError("worker processes need Linux or macOS", remedy="use WSL, or workers=0")
+    if not spawn.get_executable():
+        raise SettingError(
+            "no worker process can be started: this program has Python built in (sys.executable is empty)",
+            remedy="use workers=0, or name a Python by multiprocessing.set_executable",
+        )
 
 
 def _interpreter() -> list[str]:

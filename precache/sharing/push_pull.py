@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from precache.dataset.converted import dataset_from_manifest, open_dataset, read_manifest
+from precache.dataset.converted import dataset_from_manifest, open_dataset, read_manifest_at
 from precache.dataset.files import FileEntry, file_problem
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
@@ -158,7 +158,7 @@ def pull(
         StorageError: the storage refuses or does not answer, or a file had wrong bytes three times.
     """
     url = _locate_url(source)
-    raw, store = read_manifest(url), ObjectStore(url)
+    raw, store = read_manifest_at(url), ObjectStore(url)
     manifest = dataset_from_manifest(url, raw).manifest
     files = _files_at(store, manifest)
     path = Path(os.path.realpath(local_path(folder)))

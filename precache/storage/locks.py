@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from precache.errors import DatasetError, os_errors_as, shell_command
+from precache.errors import DatasetError, SettingError, os_errors_as, shell_command
 from precache.storage import is_leftover, open_single
 
 LOCK_SUFFIX = ".precache-lock"
@@ -37,9 +37,16 @@ def lock(descriptor: int, *, exclusive: bool = True, wait: bool = False) -> bool
         descriptor: descriptor of the file.
         exclusive: let no other process lock the file; else other processes can share the lock.
         wait: wait while other processes hold a lock that excludes this one; else return False at once.
-    """
-    import fcntl  # missing on Windows, where no dataset can be written
 
+    Raises:
+        SettingError: the system is Windows.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise SettingError(
+            "datasets are written on Linux and macOS alone: this system has no flock", remedy="use WSL"
+        ) from error
     operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     if not wait:
         operation |= fcntl.LOCK_NB

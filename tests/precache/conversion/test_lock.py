@@ -3,12 +3,13 @@
 import errno
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from precache import convert
-from precache.errors import DatasetError
+from precache.errors import DatasetError, SettingError
 from precache.storage import locks as lock
 from precache.storage.locks import lock_path
 from tests.conftest import small_recipe
@@ -55,5 +56,14 @@ def test_a_file_system_without_locks_is_refused(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(DatasetError, match=os.strerror(errno.ENOLCK)):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_system_without_flock_is_refused_in_one_line(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(SettingError, check=lambda error: "WSL" in error.remedy):
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
     assert not (tmp_path / "out").exists()

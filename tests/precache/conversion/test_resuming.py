@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 import loaders
-from precache import convert, open_dataset, verify, verify_deep
+from precache import check, convert, open_dataset, verify, verify_deep
 from precache.cli import commandline
 from precache.dataset.unfinished import CONVERSION_NAME
 from precache.errors import DatasetError
@@ -293,6 +293,13 @@ def test_convert_resumes_without_a_decoder_that_was_there(
         patch.setattr(versions, lambda: {**decoder_versions(), "another decoder": "1"})
         interrupt(raw_tree, tmp_path / "out")
     assert convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0).converted < 70
+
+
+def test_check_of_an_unfinished_folder_says_how_to_go_on(raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    with pytest.raises(DatasetError, match=r"unfinished conversion, \d+ of 70") as raised:
+        check(tmp_path / "out", workers=0)
+    assert f"precache convert {raw_tree} {tmp_path / 'out'}" in raised.value.remedy
 
 
 def test_staging_folders_of_dead_processes_are_removed(

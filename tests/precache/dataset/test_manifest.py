@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from precache import convert, open_dataset
-from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset import converted as opening
+from precache.dataset.manifest import MANIFEST_NAME, parse_manifest
 from precache.errors import DatasetError
 from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
@@ -41,6 +42,28 @@ def test_open_dataset_refuses_a_split_of_this_name(
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
     rename_split(path, name)
     with pytest.raises(DatasetError, check=lambda error: error.path == path / MANIFEST_NAME):
+        open_dataset(path)
+
+
+def test_a_dataset_replaced_while_it_is_opened_is_not_called_damaged(
+    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, others = tmp_path / "set", [converted["webdataset"], converted["dali"]]
+    shutil.copytree(converted["shards"], path)
+    parse = parse_manifest
+
+    def replace_and_parse(*arguments: Any) -> Any:
+        if others:
+            shutil.rmtree(path)
+            shutil.copytree(others.pop(), path)
+        return parse(*arguments)
+
+    monkeypatch.setattr(opening, "parse_manifest", replace_and_parse)
+    dataset = open_dataset(path)
+    assert dataset.manifest.recipe.format == "webdataset"
+    assert len(dataset.read_index()) == dataset.manifest.samples
+    (path / "dataset.index").unlink()
+    with pytest.raises(DatasetError, match="missing"):
         open_dataset(path)
 
 

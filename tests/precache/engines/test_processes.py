@@ -132,6 +132,26 @@ os._exit(sorted(answers) != [0, 1, 2, 3])
     assert subprocess.run([sys.executable, "-c", text], cwd=ROOT, timeout=100, check=False).returncode == 0
 
 
+def test_a_program_with_python_built_in_needs_workers_0() -> None:
+    text = """
+import sys
+sys.executable = {executable}
+from precache import engines, errors, packages
+from tests.precache import tasks
+
+assert list(engines.run(tasks.return_task, [7], 0, print)) == [7]
+assert packages.install_command("table").startswith("python -m pip")
+try:
+    list(engines.run(tasks.return_task, [7], 2, print))
+except errors.SettingError as error:
+    sys.exit("workers=0" not in error.remedy)
+sys.exit(3)
+"""
+    for executable in ("None", "''"):
+        command = [sys.executable, "-c", text.format(executable=executable)]
+        assert subprocess.run(command, cwd=ROOT, timeout=100, check=False).returncode == 0
+
+
 def test_what_workers_log_has_tracebacks_and_fails_no_task(caplog: pytest.LogCaptureFixture) -> None:
     assert run(tasks.log_badly, "7") == ["7"]
     (record,) = caplog.records

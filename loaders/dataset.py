@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS, Weights
-from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, open_dataset
@@ -28,6 +27,7 @@ from precache.dataset.manifest import MANIFEST_NAME, is_converted
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics
 from precache.dataset.unfinished import unfinished_error
+from precache.engines.cpus import count_local_ranks
 from precache.errors import (
     DatasetError,
     ImageError,

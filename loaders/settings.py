@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from precache.engines import available_cpus
+from precache.engines.cpus import available_cpus, count_local_ranks, read_launcher
 from precache.errors import SettingError, check_choice, check_range, is_number
 from precache.pictures.images import MAX_SIZE, Size, check_size
 from precache.recipe import DEFAULT_SPLITS, Recipe
@@ -50,8 +50,8 @@ class Reading:
 
     Attributes:
         workers: number of processes that decode (backend `pytorch`; 0: none, see `threads`), or of threads
-            that decode or copy (other backends). `"auto"`: one per CPU that this process may use, divided by
-            the ranks that torchrun started on this machine.
+            that decode or copy (other backends). `"auto"`: one per CPU that this process may use, as
+            `precache.engines.cpus` counts them: ranks of torchrun or srun share those of their machine.
         threads: number of threads that decode if `pytorch` has no worker processes; `"auto"` as above.
         check: when to compare samples of a converted folder with their checksums. `"first-read"`: until a
             sample was right once; `"always"`: whenever it is read, so that a crop is cut out of the whole
@@ -265,7 +265,7 @@ class LoaderSpec:
             )
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, count in (("workers", workers), ("threads", self.reading.threads)):
-            object.__setattr__(self, name, _cpus_per_rank() if count == "auto" else count)
+            object.__setattr__(self, name, available_cpus() if count == "auto" else count)
 
 
 def check_names(settings: Any) -> None:
@@ -282,36 +282,6 @@ def as_floats(numbers: Numbers) -> tuple[float, ...]:
         TypeError, ValueError: it is something else.
     """
     return tuple(map(float, np.asarray(numbers, object).ravel()))
-
-
-def read_launcher(name: str, default: int, minimum: int = 1) -> int:
-    """Return the integer that torchrun, or another launcher, has put into the environment as `name`.
-
-    Returns:
-        `default` if the variable is missing, empty or below `minimum`: scripts set 0 processes, or rank -1,
-        if nothing was launched.
-
-    Raises:
-        SettingError: it is no integer.
-    """
-    text = os.environ.get(name, "").strip()
-    try:
-        number = int(text) if text else default
-    except ValueError:
-        raise SettingError(
-            f"{name} in the environment must be an integer, got {text!r}",
-            remedy="unset it, or start with torchrun",
-        ) from None
-    return number if number >= minimum else default
-
-
-def count_local_ranks() -> int:
-    """Return how many processes were launched on this machine, this one included."""
-    return read_launcher("LOCAL_WORLD_SIZE", 1)
-
-
-def _cpus_per_rank() -> int:
-    return max(1, available_cpus() // count_local_ranks())
 
 
 def find_ranks(ranks: Ranks) -> tuple[int, int, int]:

@@ -153,7 +153,7 @@ def launch_ranks(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**child_environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
+            env={**child_environment(), "OMP_NUM_THREADS": str(available_cpus(ranks))},
         )
         try:
             assert process.stdout is not None
@@ -245,7 +245,7 @@ def measure_rank(settings: Settings) -> RankMeasurements:
     for _ in range(settings.repeats):
         for kind, repeats in measurements.items():
             is_alone = kind == ALONE
-            torch.set_num_threads(max(1, available_cpus() // (1 if is_alone else dist.get_world_size())))
+            torch.set_num_threads(available_cpus(1 if is_alone else None))
             if rank == 0 or not is_alone:
                 trial = measure(
                     alone_settings if is_alone else shared_settings,

@@ -133,7 +133,7 @@ class Settings:
     @property
     def workers_alone(self) -> int:
         """Workers of a loader that shares the CPUs of this machine with no other rank."""
-        return available_cpus() if self.workers is None else self.workers
+        return available_cpus(ranks=1) if self.workers is None else self.workers
 
     @contextmanager
     def trial_context(self) -> Iterator[None]:

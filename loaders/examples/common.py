@@ -17,7 +17,7 @@ import torch.distributed as dist
 import loaders
 from loaders.device import find_device
 from loaders.examples.models import MODELS, check_size
-from loaders.settings import read_launcher
+from precache.engines.cpus import read_launcher
 from precache.errors import PrecacheError, SettingError, check_range, os_reason
 
 __all__ = [

@@ -9,13 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from precache.engines import connector, processes, ray
-from precache.engines.processes import (
-    KILLED,
-    Ticks,
-    available_cpus,
-    run,
-    worker_count,
-)
+from precache.engines.cpus import available_cpus
+from precache.engines.processes import KILLED, Ticks, run, worker_count
 from precache.errors import SettingError, check_choice
 
 __all__ = [

@@ -37,6 +37,7 @@ from multiprocessing import process, spawn
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, NamedTuple, TypeVar
 
+from precache.engines.cpus import available_cpus
 from precache.errors import (
     PrecacheError,
     SettingError,
@@ -69,13 +70,6 @@ from precache.engines.processes import serve
 serve(*map(int, numbers))
 """
 """Program of a worker: its arguments are those of `serve`, then the program's path of modules."""
-
-
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use, by its affinity mask where the system has one."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def worker_count(workers: int | None, least: int = 0) -> int:

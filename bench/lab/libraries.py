@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -294,7 +294,7 @@ class Peer:
     """A loader of another library.
 
     Attributes:
-        title: what it serves, and its name, as a row of a table.
+        title: its name, as a row of a table, and what it serves other than centre crops.
         package: name for pip; its version is printed with the figures.
         modules: modules to import before the time is taken.
         serve: opens the loader, and returns a function that starts an epoch.
@@ -314,14 +314,14 @@ class Peer:
 
 PEERS = {
     "webdataset": Peer(
-        title="squares, WebDataset library, Pillow",
+        title="WebDataset library, Pillow",
         package="webdataset",
         modules=("webdataset", "PIL.Image"),
         serve=serve_webdataset,
         reads="webdataset",
     ),
     "ffcv": Peer(
-        title="squares, FFCV",
+        title="FFCV",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv,
@@ -329,14 +329,14 @@ PEERS = {
         write=write_ffcv,
     ),
     "ffcv-crops": Peer(
-        title="squares, FFCV, random crops",
+        title="FFCV, random crops",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
         reads="ffcv",
     ),
     "ffcv-imagenet": Peer(
-        title="photographs, FFCV, random crops",
+        title="FFCV, random crops of photographs",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
@@ -345,7 +345,7 @@ PEERS = {
         whole=True,
     ),
     "litdata": Peer(
-        title="squares, LitData",
+        title="LitData",
         package="litdata",
         modules=("litdata",),
         serve=serve_litdata,
@@ -353,7 +353,7 @@ PEERS = {
         write=write_litdata,
     ),
     "mds": Peer(
-        title="squares, MosaicML Streaming",
+        title="MosaicML Streaming",
         package="mosaicml-streaming",
         modules=("streaming",),
         serve=serve_mds,
@@ -378,30 +378,37 @@ def version(peer: Peer) -> str:
     return f"{peer.package} {metadata.version(peer.package)}"
 
 
-def measure(peer: Peer, work: Work, epochs: int) -> list[float]:
-    """Return images/s of each epoch after its first batch, in which some libraries compile.
+@dataclass(frozen=True, slots=True)
+class EpochTime:
+    """What an epoch took, from the start of its iteration.
 
-    Raises:
-        PeerError: images are not uint8 of the side asked for, or have not a label each.
+    Attributes:
+        first_batch_s: seconds to its first batch, in which some libraries compile.
+        images_per_s: its pictures over the seconds to its last batch.
     """
-    side = work.size
-    forms = ((side, side, 3, "uint8"), (3, side, side, "uint8"))
-    start_epoch = peer.serve(work)
-    rates = []
-    for _ in range(epochs):
-        served, start_s = 0, 0.0
-        for number, (images, labels) in enumerate(start_epoch()):
-            form = (*images.shape[1:], str(images.dtype).removeprefix("torch."))
-            if form not in forms or len(images) != len(labels):
-                raise PeerError(
-                    f"{work.folder}: served {len(images)} pictures of {form} with {len(labels)} labels"
-                )
-            if number == 0:
-                start_s = time.perf_counter()
-            else:
-                served += len(images)
-        rates.append(served / (time.perf_counter() - start_s))
-    return rates
+
+    first_batch_s: float
+    images_per_s: float
+
+
+def time_epoch(batches: Epoch) -> EpochTime:
+    """Serve an epoch of any loader, and time it."""
+    served, first_batch_s = 0, 0.0
+    start_s = time.perf_counter()
+    for images, _ in batches:
+        first_batch_s = first_batch_s or time.perf_counter() - start_s
+        served += len(images)
+    return EpochTime(first_batch_s, served / (time.perf_counter() - start_s))
+
+
+def checked(batches: Epoch, size: int) -> Epoch:
+    """Yield the batches of an epoch; PeerError if images are not uint8 of `size`, or lack a label."""
+    forms = ((size, size, 3, "uint8"), (3, size, size, "uint8"))
+    for images, labels in batches:
+        form = (*images.shape[1:], str(images.dtype).removeprefix("torch."))
+        if form not in forms or len(images) != len(labels):
+            raise PeerError(f"served {len(images)} pictures of {form} with {len(labels)} labels")
+        yield images, labels
 
 
 def main() -> None:
@@ -445,7 +452,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         peer.write(PictureDataset(paths, labels, options.size), options.folder, options.workers)
     if options.command == "serve":
         work = Work(options.folder, options.stored, options.size, options.batch_size, options.workers)
-        answer["images_per_s"] = measure(peer, work, options.epochs)
+        start_epoch = peer.serve(work)
+        times = [time_epoch(checked(start_epoch(), work.size)) for _ in range(options.epochs)]
+        answer["epochs"] = [asdict(epoch) for epoch in times]
     return answer
 
 

@@ -1,19 +1,26 @@
-"""Compare epochs with those of other libraries: the first from disk, the first from memory, and later ones.
+"""Print the table of README: a loader's first epoch from the disk, its first from memory, and later ones.
 
-    python -m bench.lab.peers TREE [--peer-python PEERS/bin/python] [--photographs 3000]
+    python -m bench.lab.peers TREE [--peer-python PEERS/bin/python] [--all]
 
-Pictures of TREE become squares of 256 pixels, for all libraries. Photographs as large as ImageNet's are made,
-and stored as each library's own documentation has it: `shards` as converted by default, FFCV at most 500
-pixels, half of them as JPEG. Each epoch's first batch is not counted, because FFCV compiles in it. In the
-column 'from memory', a process begins after another one has read the same files from the disk.
+Pictures of TREE become squares of 256 pixels, for all libraries. `--all` adds other libraries, random crops,
+what disk and CPUs can do at most, and photographs as large as ImageNet's, which are made, and stored as each
+library's own documentation has it: `shards` as converted by default, FFCV at most 500 pixels, half of them as
+JPEG.
+
+All loaders are timed alike: each opens its data in a new process, and an epoch counts from the start of its
+iteration to its last batch. So a first epoch has all that happens once: workers start, FFCV compiles,
+`shards` compares each picture with its checksum. A clock that starts after the first batch would miss what
+the disk reads ahead while FFCV compiles: its rate was above that of the disk. 'First batch' is that of the
+epoch from memory. That epoch's process begins after another one has read the same files.
 """
 
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +33,7 @@ import torch
 import loaders
 from bench.lab import harness, libraries
 from bench.lab.harness import FigureColumn
-from bench.lab.libraries import PEERS
+from bench.lab.libraries import PEERS, EpochTime, time_epoch
 from bench.machine import page_cache
 from bench.measure.imagefolder import ImageFolderLoader
 from bench.measure.processes import run_command, run_in_process
@@ -47,12 +54,33 @@ from precache.storage.staging import temporary_folder
 
 _STORED_SIDE, _SIZE = 256, 224  # pixels
 _LATER_EPOCHS = 2
+_SQUARES, _JPEGS = "decoded squares", "JPEG squares in tars"
+_COLD_SHARE = 0.01  # of the bytes may be in memory when an epoch from the disk begins
 _COLUMNS = (
     FigureColumn("from a cold disk", "cold"),
     FigureColumn("from memory", "warm"),
     FigureColumn("later epochs", "later"),
+    FigureColumn("first batch, s", "first_batch_s", ".2f"),
 )
-_TITLES = ("loader, images/s", *(column.title for column in _COLUMNS))
+_TITLES = ("loader, images/s", "reads", *(column.title for column in _COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the table: a loader, or what limits one.
+
+    Attributes:
+        reads: what the files that it reads hold.
+        path: the folder of these files.
+        run: measures its figures once.
+        in_readme: whether README has the row.
+    """
+
+    title: str
+    reads: str
+    path: Path
+    run: harness.Run
+    in_readme: bool = False
 
 
 def run_libraries(python: str, *words: object) -> tuple[float, dict[str, Any]]:
@@ -68,10 +96,10 @@ def run_libraries(python: str, *words: object) -> tuple[float, dict[str, Any]]:
     return wall_s, answer
 
 
-def find_libraries(python: str) -> dict[str, str]:
+def find_libraries(python: str, names: Iterable[str] = PEERS) -> dict[str, str]:
     """Return each peer's library and version, where this Python has it; print why another is left out."""
     versions = {}
-    for name in PEERS:
+    for name in names:
         try:
             versions[name] = run_libraries(python, "version", name)[1]["version"]
         except WorkerError as error:
@@ -102,29 +130,29 @@ def write_pictures(writer: str, scan: Scan, folder: Path, size: int, workers: in
     return wall_s
 
 
-def time_epochs(open_loader: Callable[[], Any], epochs: int) -> list[float]:
-    """Return images/s of each of `epochs` epochs of a loader, after its first batch."""
-    rates = []
+def time_epochs(open_loader: Callable[[], Any], epochs: int) -> list[EpochTime]:
+    """Return the times of each of `epochs` epochs of a loader."""
     with open_loader() as loader:
-        for _ in range(epochs):
-            batches = iter(loader)
-            next(batches)
-            start_s = time.perf_counter()
-            served = sum(len(images) for images, _ in batches)
-            rates.append(served / (time.perf_counter() - start_s))
-    return rates
+        return [time_epoch(loader) for _ in range(epochs)]
 
 
-def take_epochs(path: Path, run: Callable[[int], list[float]]) -> dict[str, float]:
+def take_epochs(path: Path, run: Callable[[int], list[EpochTime]]) -> dict[str, float]:
     """Return images/s of epochs: `cold`, the first from the disk; `warm`, the first from memory; `later`.
 
+    `first_batch_s` is that of `warm`. `cold` is missing where the system keeps files in memory.
+
     Args:
-        run: serves that many epochs of `path` in a process of its own, and returns images/s of each.
+        run: serves that many epochs of `path` in a process of its own, and returns the times of each.
     """
-    page_cache.drop(path)
+    is_cold = page_cache.drop(path) < _COLD_SHARE
     (cold,) = run(1)
     warm, *later = run(1 + _LATER_EPOCHS)
-    return {"cold": cold, "warm": warm, "later": float(np.median(later))}
+    figures = {"cold": cold.images_per_s} if is_cold else {}
+    return figures | {
+        "warm": warm.images_per_s,
+        "later": float(np.median([epoch.images_per_s for epoch in later])),
+        "first_batch_s": warm.first_batch_s,
+    }
 
 
 def read_disk(path: Path, samples: int, threads: int) -> dict[str, float]:
@@ -193,10 +221,9 @@ def copy_alone(path: Path, batch_size: int, workers: int) -> dict[str, float]:
     return {"warm": rates[0], "later": float(np.median(rates[1:]))}
 
 
-def own_runs(
-    tree: Path, squares: Path, jpegs: Path, whole: Path, batch_size: int, workers: int
-) -> dict[str, harness.Run]:
-    """Return the runs of torchvision's and of this project's loaders, by the names of their rows."""
+def own_rows(data: Mapping[str, Path], batch_size: int, workers: int) -> list[_Row]:
+    """Return the rows of torchvision's loader, of this project's, and of what limits those."""
+    tree, squares, jpegs = data["tree"], data["squares"], data["jpegs"]
 
     def run_of_build(path: Path, **settings: Any) -> harness.Run:
         settings = {"reading": loaders.Reading(workers=workers), "device": "cpu", **settings}
@@ -213,47 +240,57 @@ def own_runs(
         augment="eval",
         shuffle=True,
     )
+    run_imagefolder = partial(take_epochs, tree, partial(run_in_process, time_epochs, imagefolder))
     samples = len(open_split(squares, "train"))
-    return {
-        "the disk alone": partial(read_disk, squares, samples, 4),
-        "the tree, torchvision's ImageFolder": lambda: take_epochs(
-            tree, partial(run_in_process, time_epochs, imagefolder)
-        ),
-        "the tree, `pytorch`": run_of_build(tree),
-        "squares, threads that copy (and compare, from memory), and nothing else": partial(
-            copy_alone, squares, batch_size, workers
-        ),
-        "squares, `shards`": run_of_build(squares),
-        "squares, `shards`, windows": run_of_build(squares, shuffle="window"),
-        "squares, `shards`, random crops": run_of_build(squares, augment="train"),
-        "photographs, `shards`, random crops": run_of_build(whole, augment="train"),
-        "squares, threads that decode JPEG, and nothing else": partial(decode_alone, jpegs, workers),
-        "squares, `webdataset`": run_of_build(jpegs),
-    }
+    copied = partial(copy_alone, squares, batch_size, workers)
+    rows = [
+        _Row("torchvision's `ImageFolder`", "the pictures", tree, run_imagefolder, in_readme=True),
+        _Row("`build`, the tree", "the pictures", tree, run_of_build(tree), in_readme=True),
+        _Row("`build`, `webdataset`", _JPEGS, jpegs, run_of_build(jpegs), in_readme=True),
+        _Row("`build`, `shards`", _SQUARES, squares, run_of_build(squares), in_readme=True),
+        _Row("`build`, `shards`, windows", _SQUARES, squares, run_of_build(squares, shuffle="window")),
+        _Row("`build`, `shards`, random crops", _SQUARES, squares, run_of_build(squares, augment="train")),
+        _Row("the disk alone", _SQUARES, squares, partial(read_disk, squares, samples, 4)),
+        _Row("threads that copy, and compare, alone", _SQUARES, squares, copied),
+        _Row("threads that decode, alone", _JPEGS, jpegs, partial(decode_alone, jpegs, workers)),
+    ]
+    if "whole" in data:
+        run = run_of_build(data["whole"], augment="train")
+        title = "`build`, `shards`, random crops of photographs"
+        rows.append(_Row(title, "decoded photographs", data["whole"], run))
+    return rows
 
 
-def peer_runs(
-    names: Mapping[str, str], data: Mapping[str, Path], batch_size: int, workers: int, python: str
-) -> dict[str, harness.Run]:
-    """Return the runs of other libraries' loaders, by the titles of their rows.
+def peer_rows(
+    names: Iterable[str], data: Mapping[str, Path], batch_size: int, workers: int, python: str
+) -> list[_Row]:
+    """Return the rows of other libraries' loaders.
 
     Args:
-        names: names of PEERS, each with its library's version.
+        names: names of PEERS.
         data: the folder of each format that they read.
     """
 
-    def run_of(name: str) -> harness.Run:
-        path = data[PEERS[name].reads]
-
-        def serve(epochs: int) -> list[float]:
+    def run_of(name: str, path: Path) -> harness.Run:
+        def serve(epochs: int) -> list[EpochTime]:
             words = ("serve", name, path, "--stored", _STORED_SIDE, "--size", _SIZE, "--epochs", epochs)
             _, answer = run_libraries(python, *words, "--batch-size", batch_size, "--workers", workers)
-            rates: list[float] = answer["images_per_s"]
-            return rates
+            return [EpochTime(**times) for times in answer["epochs"]]
 
         return lambda: take_epochs(path, serve)
 
-    return {PEERS[name].title: run_of(name) for name in names}
+    rows = []
+    for name in names:
+        peer = PEERS[name]
+        path = data["jpegs" if peer.reads in FORMATS else peer.reads]
+        reads = _JPEGS if peer.reads in FORMATS else "photographs, half as JPEG" if peer.whole else _SQUARES
+        rows.append(_Row(peer.title, reads, path, run_of(name, path), in_readme=name == "ffcv"))
+    return rows
+
+
+def stored_gb(path: Path) -> float:
+    """Return how much the files below a folder hold, GB."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e9
 
 
 @click.command()
@@ -261,41 +298,49 @@ def peer_runs(
 @click.option(
     "--peer-python", default=sys.executable, help="Python that has the libraries.  [default: this one]"
 )
-@click.option("--photographs", default=3000, show_default=True, help="Photographs that are made.")
+@click.option("--all", "all_rows", is_flag=True, help="Other libraries, crops, limits and photographs, too.")
+@click.option("--photographs", default=3000, show_default=True, help="Photographs that --all makes.")
 @click.option("--batch-size", default=128, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="Threads or processes of each loader.")
 @click.option("--repeats", default=5, show_default=True, help="Turns that the loaders take.")
 def command(
-    tree: Path, peer_python: str, photographs: int, batch_size: int, workers: int, repeats: int
+    tree: Path,
+    peer_python: str,
+    all_rows: bool,
+    photographs: int,
+    batch_size: int,
+    workers: int,
+    repeats: int,
 ) -> None:
-    """Print images/s of first and later epochs of each loader."""
-    versions = find_libraries(peer_python)
+    """Print images/s of first and later epochs of each loader: the table of README."""
+    versions = find_libraries(peer_python, PEERS if all_rows else ["ffcv"])
     with temporary_folder() as folder:
-        photographs_tree = folder / "photographs"
-        make_sample(photographs_tree, images=photographs, classes=16, seed=0, like="imagenet")
-        squares, jpegs, whole = folder / "squares", folder / "jpegs", folder / "whole"
-        for target, format_name in ((squares, "shards"), (jpegs, "webdataset")):
+        data = {"tree": tree, "squares": folder / "squares", "jpegs": folder / "jpegs"}
+        for target, format_name in (("squares", "shards"), ("jpegs", "webdataset")):
             recipe = Recipe(format=format_name, fit="crop", size=_STORED_SIDE, resample="bilinear")
-            convert(tree, target, recipe)
-        convert(photographs_tree, whole, Recipe(format="shards"))
-        data = {"webdataset": jpegs}
+            convert(tree, data[target], recipe)
+        if all_rows:
+            make_sample(folder / "photographs", images=photographs, classes=16, seed=0, like="imagenet")
+            data["whole"] = folder / "whole"
+            convert(folder / "photographs", data["whole"], Recipe(format="shards"))
         for name in dict.fromkeys(PEERS[name].reads for name in versions):
             if name not in FORMATS:
-                source, size = (photographs_tree, 0) if PEERS[name].whole else (tree, _STORED_SIDE)
+                source, size = (folder / "photographs", 0) if PEERS[name].whole else (tree, _STORED_SIDE)
                 data[name] = folder / name
                 write_pictures(name, scan_tree(source), data[name], size, workers, peer_python)
-        runs = own_runs(tree, squares, jpegs, whole, batch_size, workers)
-        runs |= peer_runs(versions, data, batch_size, workers, peer_python)
-        turns = harness.take_turns(runs, repeats)
-        sizes = {
-            path.name: sum(file.stat().st_size for file in path.rglob("*")) / 1e9 for path in folder.iterdir()
-        }
-    stored = ", ".join(f"{name} {gigabytes:.2f}" for name, gigabytes in sizes.items())
+        rows = own_rows(data, batch_size, workers) + peer_rows(
+            versions, data, batch_size, workers, peer_python
+        )
+        rows = sorted((row for row in rows if all_rows or row.in_readme), key=lambda row: not row.in_readme)
+        turns = harness.take_turns({row.title: row.run for row in rows}, repeats)
+        reads = [f"{row.reads}, {stored_gb(row.path):.2f} GB" for row in rows]
+    cells = zip(reads, turns.rows(_COLUMNS), strict=True)
+    table = Table(_TITLES, [[title, read, *figures] for read, (title, *figures) in cells])
     settings = (
-        f"squares of {_STORED_SIDE} pixels, {photographs:,} photographs, served at {_SIZE}; batches of "
-        f"{batch_size}, {workers} workers; GB: {stored}; {', '.join(dict.fromkeys(versions.values()))}"
+        f"{len(scan_tree(tree).samples):,} pictures; squares of {_STORED_SIDE} pixels"
+        f"{f', {photographs:,} photographs' if all_rows else ''}, served at {_SIZE}; batches of "
+        f"{batch_size}, {workers} workers; {', '.join(dict.fromkeys(versions.values()))}"
     )
-    table = Table(_TITLES, turns.rows(_COLUMNS))
     harness.show(table, turns, settings, ("torch", "pillow", "simplejpeg", "xxhash"))
 
 

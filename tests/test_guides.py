@@ -43,9 +43,6 @@ SMALL = {
     "--seeds": "2", "--epochs": "2",
 }  # fmt: skip
 """Options that make a command of `bench` quick, added where the guide does not give them."""
-QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 32', "resnet50": "resnet18"}
-QUICKER |= {"range(90)": "range(2)", 'if torch.cuda.is_available() else "cpu"': 'if False else "cpu"'}
-"""Replacements in the README's training loop, so that it runs on a CPU in a minute."""
 
 TRAIN = """
 from torch.utils.data import DataLoader
@@ -140,13 +137,18 @@ def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Ur
         exec(compile(text, guide, "exec"), {"__name__": "__main__"})
 
 
-def test_the_first_lines_of_the_readme_train(photos: Path) -> None:
-    text = blocks("README.md", "python")[0]
-    assert "batch_size=256" in text
-    model = torchvision.models.resnet18(num_classes=4)
-    names = {"__name__": "__main__", "model": model, "cross_entropy": torch.nn.functional.cross_entropy}
-    exec(compile(text.replace("batch_size=256", "batch_size=8, size=64"), "README.md", "exec"), names)
-    assert all(parameter.grad is not None for parameter in model.parameters())
+def test_the_readme_converts_and_its_lines_train_from_either_path(photos: Path, bucket: Url) -> None:
+    for program, *words in commands("README.md"):
+        if program == "precache":
+            run_here(program, words, bucket)
+    (text,) = blocks("README.md", "python")
+    assert 'build("photos", batch_size=256' in text
+    quick = text.replace("batch_size=256", "batch_size=8, size=64")
+    for path in ("photos", "data/shards"):
+        model = torchvision.models.resnet18(num_classes=4)
+        names = {"__name__": "__main__", "model": model, "cross_entropy": torch.nn.functional.cross_entropy}
+        exec(compile(quick.replace("photos", path), "README.md", "exec"), names)
+        assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 # forkserver imports the program anew as spawn does
@@ -171,20 +173,6 @@ def test_python_that_starts_workers_has_the_guard() -> None:
     assert len(over_pictures) == 5
     for text in over_pictures:
         assert '\nif __name__ == "__main__":' in text, text
-
-
-def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:
-    (loop,) = (text for text in blocks("README.md", "python") if "optimizer" in text)
-    quick = loop
-    for slow_part, quick_part in QUICKER.items():
-        assert slow_part in quick
-        quick = quick.replace(slow_part, quick_part)
-    for program, *words in commands("README.md"):
-        # conversion on a cluster needs a folder that every node sees: tests/precache/engines does that
-        if words[0] in ("convert", "push", "pull") and "--engine" not in words:
-            run_here(program, words, bucket)
-    exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
-    assert (photos / "checkpoint.pt").exists()
 
 
 @pytest.mark.slow

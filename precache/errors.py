@@ -57,9 +57,13 @@ class PrecacheError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
+        return printable(f"{self.without_remedy}; {self.remedy}") if self.remedy else self.without_remedy
+
+    @property
+    def without_remedy(self) -> str:
+        """The line without the remedy: 'PATH: MESSAGE'."""
         start = "" if self.path is None else f"{self.path}: "
-        end = f"; {self.remedy}" if self.remedy else ""
-        return printable(f"{start}{_without_traceback(self._message)}{end}")
+        return printable(f"{start}{_without_traceback(self._message)}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

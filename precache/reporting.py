@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from precache.errors import printable
+from precache.errors import DatasetError, check_open_files, os_reason, printable
 
 _LOGGER = logging.getLogger("precache")
 _CALLBACK_MARK = "_precache_callback_error"
@@ -57,7 +57,7 @@ def progress_counter(on_progress: Progress, total: int, done: int = 0) -> Callab
 
 
 def mark_callback_errors(callback: Callable[..., None]) -> Callable[..., None]:
-    """Return `callback`, wrapped so that `is_callback_error` recognises the errors that it raises."""
+    """Return `callback`, wrapped so that `explain_failed_writing` passes the errors on that it raises."""
 
     def call(*arguments: Any) -> None:
         try:
@@ -69,9 +69,27 @@ def mark_callback_errors(callback: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def is_callback_error(error: BaseException) -> bool:
-    """Whether a callback of the caller raised `error`, which is then passed on as it is."""
-    return _CALLBACK_MARK in error.__dict__
+@contextmanager
+def explain_failed_writing(
+    path: object, remedy: str, describe_kept: Callable[[], str] | None = None
+) -> Iterator[None]:
+    """Raise DatasetError for an OSError of the block, unless a callback of the caller has raised that.
+
+    Args:
+        path: the folder that is written, which the error names if the OSError names no file.
+        remedy: see `PrecacheError`.
+        describe_kept: returns what is kept of an unfinished work, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        if _CALLBACK_MARK in error.__dict__:
+            raise
+        check_open_files(error, error.filename)
+        kept = f" {describe_kept()}" if describe_kept is not None else ""
+        raise DatasetError(
+            f"cannot be written ({os_reason(error)}){kept}", path=error.filename or path, remedy=remedy
+        ) from error
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def time_stages(scan: Scan, recipe: Recipe, count: int) -> dict[str, float]:
     """Return the share of each stage in a worker's time, and images/s, while it writes `count` pictures."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     with temporary_folder() as folder:
-        task = ShardTask("stages", tuple(scan.samples[row] for row in rows), folder, recipe, conversion="")
+        task = ShardTask("stages", tuple(scan.samples[row] for row in rows), folder, recipe, inputs_digest="")
         start_s = time.perf_counter()
         with cProfile.Profile() as profile:  # a picture takes about a hundred calls: profiling costs little
             write_shard(scan.source, task, Ticks())

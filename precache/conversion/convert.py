@@ -18,8 +18,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -82,9 +82,7 @@ from precache.errors import (
     DatasetError,
     SettingError,
     as_typed,
-    check_open_files,
     check_share,
-    os_reason,
     shell_command,
 )
 from precache.formats import FORMATS
@@ -94,8 +92,8 @@ from precache.recipe import DEFAULT_MAX_REJECTS, DEFAULT_SPLITS, Recipe, format_
 from precache.reporting import (
     Progress,
     abridge,
+    explain_failed_writing,
     explain_interruption,
-    is_callback_error,
     mark_callback_errors,
     no_progress,
     nothing_lost_message,
@@ -208,42 +206,47 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         workers = engines.worker_count(workers)
     with engines.engine_connection(engine, address):
         opened, scan, recipe = _open_and_scan(source, recipe, options, split_list)
+        # before pictures are left out: it is a share of the source's
         max_rejected = math.ceil(as_typed(max_rejects) * len(scan.samples))
         if options.without:
             scan = leave_out(scan, options.without)
         warn_of_undecodable(scan)
         plan = plan_conversion(scan.samples, recipe)
-        job = _Job(
-            scan=scan,
-            plan=plan,
-            conversion=UnfinishedConversion(
-                inputs=Inputs(recipe, scan.digest, decoder_versions()),
-                shards=dict(Counter(shard.split for shard in plan.shards)),
-                pictures=len(scan.samples),
-                source=_source_word(source),
-                flags=_flags(recipe, options, split_list, max_rejects),
-            ),
-            engine=engine,
-            workers=workers,
-            max_rejected=max_rejected,
-            on_start=mark_callback_errors(on_start),
-            on_progress=on_progress,
-            options=options,
+        description = UnfinishedConversion(
+            inputs=Inputs(recipe, scan.digest, decoder_versions()),
+            shards=dict(Counter(shard.split for shard in plan.shards)),
+            pictures=len(scan.samples),
+            source=_source_word(source),
+            flags=_flags(recipe, options, split_list, max_rejects),
         )
-        with _explain_faults(folder):
+        with explain_failed_writing(folder, "make room or fix permissions, then run the same command again"):
             folder = resolve(folder)
             check_no_overlap(opened, folder)
-            conversion = _convert_into_folder(job, folder, overwrite, on_wait)
-    if conversion.published:
-        for warning in _split_warnings(scan, conversion.manifest):
+            job = _Job(
+                scan=scan,
+                plan=plan,
+                destination=folder,
+                description=description,
+                engine=engine,
+                workers=workers,
+                overwrite=overwrite,
+                max_rejected=max_rejected,
+                on_start=mark_callback_errors(on_start),
+                on_progress=on_progress,
+                on_wait=on_wait,
+                options=options,
+            )
+            result = _convert_into_destination(job)
+    if result.published:
+        for warning in _split_warnings(scan, result.manifest):
             warn(f"{folder}: {warning}")
-    if conversion.duplicates is not None and conversion.duplicates.in_splits:
+    if result.duplicates is not None and result.duplicates.in_splits:
         command = f"{shell_command('precache inspect', folder)} --duplicates duplicates.csv"
         warn(
-            f"{folder}: {conversion.duplicates}, so that validation may see what training has seen; "
+            f"{folder}: {result.duplicates}, so that validation may see what training has seen; "
             f"list them: {command}"
         )
-    return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
+    return replace(result, elapsed_s=time.perf_counter() - start_s, deeper=scan.deeper)
 
 
 def _open_and_scan(
@@ -271,67 +274,75 @@ class _Job:
     """Arguments of a conversion.
 
     Attributes:
-        conversion: content of its `conversion.json`.
+        destination: DST; `--overwrite` writes into another folder first.
+        description: content of its `conversion.json`.
         max_rejected: most pictures that may be rejected.
-        nodes: node -> pictures per second, filled while the conversion runs.
     """
 
     scan: Scan
     plan: ConvertPlan
-    conversion: UnfinishedConversion
+    destination: Path
+    description: UnfinishedConversion
     engine: str
     workers: int | None
+    overwrite: bool
     max_rejected: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
+    on_wait: Callable[[], None] | None
     options: SourceOptions
-    nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert_into_folder(
-    job: _Job, destination: Path, overwrite: bool, on_wait: Callable[[], None] | None
-) -> Conversion:
-    """Convert into the folder, unless the dataset is there."""
-    if is_settled(destination) and not overwrite:
+def _convert_into_destination(job: _Job) -> Conversion:
+    """Convert into the job's destination, unless the dataset is there."""
+    destination = job.destination
+    if is_settled(destination) and not job.overwrite:
         # without the lock, so that many processes look at once, also where they may not write
-        return _take_finished(job, destination)
+        return _take_finished(job)
     if not lock_path(destination).exists():
         # before the lock, so that no lock file is put beside somebody else's folder
         check_empty(destination)
-    with hold_lock(destination, on_wait=on_wait):
+    with hold_lock(destination, on_wait=job.on_wait):
         swapped = finish_overwrite(destination)
         if not is_converted(destination):
             warn_of_unfinished_overwrite(destination)
-            return _carry_out(job, destination, overwrite)
+            return _carry_out(job, destination)
         remove_leftover_traces(destination)
-        if not overwrite:
+        if not job.overwrite:
             warn_of_unfinished_overwrite(destination)
-            return _take_finished(job, destination)
+            return _take_finished(job)
         if swapped:  # an earlier run of the same command may have finished it
             with suppress(DatasetError):
-                return _take_finished(job, destination)
+                return _take_finished(job)
         check_may_be_replaced(destination)
         new, _ = overwrite_folders(destination)
-        conversion = _carry_out(job, new, overwrite)
+        result = _carry_out(job, new)
         swap_in(destination)
-        return conversion
+        return result
 
 
-def _take_finished(job: _Job, destination: Path) -> Conversion:
+def _take_finished(job: _Job) -> Conversion:
     """Return the finished dataset; DatasetError unless it is what this command would make."""
-    manifest = check_finished(destination, job.scan, job.conversion.inputs, job.max_rejected)
+    manifest = check_finished(job.destination, job.scan, job.description.inputs, job.max_rejected)
     return Conversion(manifest, 0, published=False)
 
 
-def _carry_out(job: _Job, folder: Path, overwrite: bool) -> Conversion:
-    """Write the shards that a conversion still lacks, and commit it."""
-    job = replace(job, conversion=begin(folder, job.conversion, overwrite=overwrite))
+def _carry_out(job: _Job, folder: Path) -> Conversion:
+    """Write into `folder` the shards that a conversion still lacks, and commit it."""
+    job = replace(job, description=begin(folder, job.description, overwrite=job.overwrite))
     finished = _find_finished(job, folder)
-    with _explain_faults(folder, lambda: _kept_message(job, finished)):
-        converted = _write_shards(job, folder, finished)
+
+    def describe_kept() -> str:
+        return _kept_message(job, finished)
+
+    with (
+        explain_failed_writing(job.destination, "make room or fix permissions first", describe_kept),
+        explain_interruption(describe_kept),
+    ):
+        converted, nodes = _write_shards(job, folder, finished)
         manifest, duplicates = _write_dataset(job, folder, finished)
-        remove_traces(folder, job.conversion)
-    return Conversion(manifest, converted, published=True, duplicates=duplicates)
+        remove_traces(folder, job.description)
+    return Conversion(manifest, converted, published=True, nodes=nodes, duplicates=duplicates)
 
 
 def _find_finished(job: _Job, folder: Path) -> dict[str, Sidecar]:
@@ -343,9 +354,9 @@ def _find_finished(job: _Job, folder: Path) -> dict[str, Sidecar]:
         if sidecar_path(folder, plan.name).name not in names:
             continue
         try:
-            sidecar = read_sidecar(folder, plan.name, job.conversion.inputs.digest)
+            sidecar = read_sidecar(folder, plan.name, job.description.inputs.digest)
         except DatasetError as error:
-            problems.append(str(error).removesuffix(f"; {error.remedy}"))
+            problems.append(error.without_remedy)
             continue
         if problem := _shard_problem(job.scan, folder, plan, sidecar):
             problems.append(problem)
@@ -377,24 +388,26 @@ def _rejected_pictures(scan: Scan, plan: ShardPlan, sidecar: Sidecar) -> list[Re
     return [Rejected(ref.path, reason, ref.id) for ref, reason in refs]
 
 
-def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
-    """Write the shards that are not `finished`, add them, and return the number of pictures of these.
+def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> tuple[int, dict[str, float]]:
+    """Write the shards that are not `finished`, and add their sidecars.
+
+    Returns:
+        Number of samples of these shards, and pictures per second of each node of a cluster, by its name.
 
     Raises:
         DatasetError: the disk cannot take them, too many pictures are rejected, or shards were changed
             meanwhile.
     """
-    scan, conversion = job.scan, job.conversion
+    scan, digest = job.scan, job.description.inputs.digest
     waiting = {shard.name: shard for shard in job.plan.shards if shard.name not in finished}
-    check_disk_space(scan, job.plan.recipe, list(waiting.values()), folder, job.on_start)
+    check_disk_space(scan, job.plan.recipe, list(waiting.values()), job.destination, job.on_start)
     total = len(scan.samples)
     waiting_pictures = sum(len(shard.rows) for shard in waiting.values())
     report = progress_counter(job.on_progress, total, total - waiting_pictures)
     report(0)
     converted = 0
     rejected = _all_rejected(job, finished)
-    _check_rejects(folder, rejected, job.max_rejected)
-    digest = conversion.inputs.digest
+    _check_rejects(job, rejected)
     tasks = (  # made one at a time, because a task holds the paths of its pictures
         ShardTask(shard.name, tuple(scan.samples[row] for row in shard.rows), folder, job.plan.recipe, digest)
         for shard in waiting.values()
@@ -415,12 +428,11 @@ def _write_shards(job: _Job, folder: Path, finished: dict[str, Sidecar]) -> int:
             sidecar = finished[name] = read_sidecar(folder, name, digest)
             converted += sidecar.samples
             rejected += _rejected_pictures(scan, waiting[name], sidecar)
-            _check_rejects(folder, rejected, job.max_rejected)
+            _check_rejects(job, rejected)
     elapsed_s = time.perf_counter() - start_s
-    job.nodes.update({node: pictures / elapsed_s for node, pictures in node_pictures.items() if node})
-    if problem := first_problem(folder, (file for shard in finished.values() for file in shard.files)):
+    if problem := first_problem(folder, (file for sidecar in finished.values() for file in sidecar.files)):
         raise DatasetError(problem, remedy=RUN_AGAIN)
-    return converted
+    return converted, {node: pictures / elapsed_s for node, pictures in node_pictures.items() if node}
 
 
 def _all_rejected(job: _Job, finished: Mapping[str, Sidecar]) -> list[Rejected]:
@@ -431,21 +443,22 @@ def _all_rejected(job: _Job, finished: Mapping[str, Sidecar]) -> list[Rejected]:
     )
 
 
-def _check_rejects(destination: Path, rejected: Sequence[Rejected], limit: int) -> None:
-    """Raise DatasetError if more than `limit` pictures are rejected."""
-    if len(rejected) <= limit:
+def _check_rejects(job: _Job, rejected: Sequence[Rejected]) -> None:
+    """Raise DatasetError if more pictures are rejected than may be."""
+    if len(rejected) <= job.max_rejected:
         return
+    number = describe_rejects(len(rejected), job.max_rejected)
     undecoded = [picture for picture in rejected if kind_without_decoder(picture.reason)]
     if undecoded:
         raise DatasetError(
             f"stopped, for {undecoded[0].path} {undecoded[0].reason}; "
-            f"{describe_rejects(len(rejected), limit)}, {len(undecoded):,} of them for want of a decoder",
-            path=destination,
+            f"{number}, {len(undecoded):,} of them for want of a decoder",
+            path=job.destination,
             remedy="install it and pass --overwrite, or leave them out with a higher --max-rejects",
         )
     raise DatasetError(
-        f"stopped, {describe_rejects(len(rejected), limit)}; first: {rejected[0].path}, {rejected[0].reason}",
-        path=destination,
+        f"stopped, {number}; first: {rejected[0].path}, {rejected[0].reason}",
+        path=job.destination,
         remedy="repair or remove them and pass --overwrite, or leave them out with a higher --max-rejects",
     )
 
@@ -454,7 +467,7 @@ def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> 
     """Combine the scan with the sidecars of all shards, by name; write the index and, last, the manifest.
 
     Raises:
-        DatasetError: the counts do not add up, or there is no picture.
+        DatasetError: there is no picture; or pictures were lost, which is a bug.
     """
     scan, recipe, samples = job.scan, job.plan.recipe, job.scan.samples
     sidecars = [finished[shard.name] for shard in job.plan.shards]
@@ -464,7 +477,13 @@ def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> 
     }
     rejected = tuple(sorted(_all_rejected(job, finished), key=lambda picture: picture.id))
     index = _make_index(samples, scan_rows, columns, rejected, recipe)
-    _check_counts(scan, len(index), rejected)
+    if not len(index):
+        raise DatasetError(
+            f"none of its {len(samples):,} pictures can be converted; the first one, {rejected[0].path}, "
+            f"{rejected[0].reason}",
+            path=scan.root,
+        )
+    _check_none_is_lost(scan, len(index) + len(rejected))
     source_checksums = np.empty(len(samples), np.uint64)
     source_checksums[scan_rows] = columns[SOURCE_CHECKSUMS]
     source_columns = {MODIFIED_NS: samples.modified_ns, SOURCE_CHECKSUMS: source_checksums}
@@ -474,14 +493,14 @@ def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> 
         for plan, sidecar in zip(job.plan.shards, sidecars, strict=True)
         if sidecar.samples
     ]
-    entries = (ShardEntry(shard.shard, split, shard.samples, shard.files) for split, shard in filled)
+    entries = (ShardEntry(sidecar.shard, split, sidecar.samples, sidecar.files) for split, sidecar in filled)
     table = ShardTable.from_entries(entries, FORMATS[recipe.format])
     table = replace(table, largest=_largest_sizes(index, table))
     other_arrays = {**table.arrays(), **source_columns, **left_out_arrays(rejected, ignored)}
     manifest = Manifest(
         recipe=recipe,
         counts=Counts(len(index), len(rejected), len(ignored), len(table)),
-        made_by=job.conversion.inputs.made_by,
+        made_by=job.description.inputs.made_by,
         source_digest=scan.digest,
         source_bytes=int(samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
@@ -494,7 +513,7 @@ def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> 
         target=scan.target,
         is_tree=scan.is_tree,
         fields={name: column.kind for name, column in index.fields.items()},
-        statistics=statistics_by_split((split, shard.sums) for split, shard in filled),
+        statistics=statistics_by_split((split, sidecar.sums) for split, sidecar in filled),
     )
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
@@ -537,19 +556,13 @@ def _largest_sizes(index: SampleIndex, table: ShardTable) -> Sizes | None:
     return np.maximum.reduceat(index.shapes, table.starts, axis=0)
 
 
-def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> None:
-    if scan.scanned != written + len(rejected) + len(scan.ignored):
+def _check_none_is_lost(scan: Scan, pictures: int) -> None:
+    if scan.scanned != pictures + len(scan.ignored):
         raise DatasetError(
-            f"{scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} rejected and "
+            f"{scan.scanned:,} files scanned, but {pictures:,} converted or rejected, and "
             f"{len(scan.ignored):,} ignored; this is a bug",
             path=scan.root,
             remedy="please report it",
-        )
-    if not written:
-        raise DatasetError(
-            f"none of its {len(scan.samples):,} pictures can be converted; the first one, "
-            f"{rejected[0].path}, {rejected[0].reason}",
-            path=scan.root,
         )
 
 
@@ -605,29 +618,6 @@ def _kept_message(job: _Job, finished: Mapping[str, Sidecar]) -> str:
         f"after {done:,} of {quantity(len(job.scan.samples), 'picture')} were finished; these are kept, and "
         f"the same command continues with the rest"
     )
-
-
-@contextmanager
-def _explain_faults(destination: Path, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
-
-    Args:
-        destination: the destination, which the error names unless the OSError names a file.
-        describe_kept: returns what is kept, once a conversion has begun.
-    """
-    try:
-        with explain_interruption(describe_kept) if describe_kept else nullcontext():
-            yield
-    except OSError as error:
-        if is_callback_error(error):
-            raise
-        check_open_files(error, error.filename)
-        message = f"cannot be written ({os_reason(error)})"
-        remedy = "make room or fix permissions, then run the same command again"
-        if describe_kept is not None:
-            message += f" {describe_kept()}"
-            remedy = "make room or fix permissions first"
-        raise DatasetError(message, path=error.filename or destination, remedy=remedy) from error
 
 
 def _source_word(source: Any) -> str:

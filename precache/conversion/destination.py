@@ -103,11 +103,11 @@ def is_settled(destination: Path) -> bool:
     return is_converted(destination) and not any(map(os.path.lexists, leftovers))
 
 
-def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) -> UnfinishedConversion:
+def begin(folder: Path, description: UnfinishedConversion, *, overwrite: bool) -> UnfinishedConversion:
     """Begin a conversion in an empty or missing folder, or prepare to go on with an unfinished one.
 
     Args:
-        conversion: description of this conversion.
+        description: description of this conversion.
         overwrite: remove an unfinished conversion of other inputs: only the files that it lists.
 
     Returns:
@@ -123,18 +123,18 @@ def begin(folder: Path, conversion: UnfinishedConversion, *, overwrite: bool) ->
     before = read_conversion(folder)
     if before is None:
         check_empty(folder)
-    elif differences := input_differences(conversion.inputs, before.inputs):
+    elif differences := input_differences(description.inputs, before.inputs):
         if not overwrite:
             _raise_for_differences(folder, differences, "choose another DST")
         # temporary files first, so that a worker that outlives its parent cannot rename them
         remove_leftovers(folder, before.own_names)
         _remove_files(folder, before.own_names - {CONVERSION_NAME})
     else:
-        conversion = replace(conversion, inputs=before.inputs)
-    remove_leftovers(folder, conversion.own_names)
+        description = replace(description, inputs=before.inputs)
+    remove_leftovers(folder, description.own_names)
     with atomic_write(folder / CONVERSION_NAME) as file:
-        file.write(conversion.to_json())
-    return conversion
+        file.write(description.to_json())
+    return description
 
 
 def check_empty(folder: Path) -> None:
@@ -150,10 +150,10 @@ def check_empty(folder: Path) -> None:
         )
 
 
-def remove_traces(folder: Path, conversion: UnfinishedConversion) -> None:
+def remove_traces(folder: Path, description: UnfinishedConversion) -> None:
     """Remove from a finished dataset what its conversion needed until the manifest was written."""
-    remove_leftovers(folder, conversion.own_names)  # of workers that died
-    _remove_files(folder, conversion.sidecar_names)
+    remove_leftovers(folder, description.own_names)  # of workers that died
+    _remove_files(folder, description.sidecar_names)
     (folder / CONVERSION_NAME).unlink(missing_ok=True)
     fsync_folder(folder)
 
@@ -161,11 +161,11 @@ def remove_traces(folder: Path, conversion: UnfinishedConversion) -> None:
 def remove_leftover_traces(folder: Path) -> None:
     """Remove from a finished dataset the traces of a conversion that was killed after its manifest."""
     try:
-        conversion = read_conversion(folder)
+        description = read_conversion(folder)
     except DatasetError:  # a file of somebody else, or one that the next run may be able to read
         return
-    if conversion is not None:
-        remove_traces(folder, conversion)
+    if description is not None:
+        remove_traces(folder, description)
 
 
 def _remove_files(folder: Path, names: frozenset[str]) -> None:
@@ -201,9 +201,8 @@ def check_may_be_replaced(destination: Path) -> None:
     try:
         manifest = open_dataset(destination).manifest
     except DatasetError as error:
-        problem = str(error).rpartition("; ")[0] or str(error)
         raise DatasetError(
-            problem,
+            error.without_remedy,
             remedy=f"so it is unknown which files are the dataset's: remove {destination} yourself, or "
             f"choose another DST",
         ) from error

@@ -56,14 +56,14 @@ class ShardTask:
         samples: its pictures, in the order of their rows.
         folder: the folder of the dataset.
         recipe: settings of the conversion.
-        conversion: digest of its inputs.
+        inputs_digest: digest of the inputs of the conversion.
     """
 
     name: str
     samples: tuple[SampleRef, ...]
     folder: Path
     recipe: Recipe
-    conversion: str
+    inputs_digest: str
 
 
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
@@ -115,7 +115,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
     }
     sidecar = Sidecar(
         shard=task.name,
-        conversion=task.conversion,
+        inputs_digest=task.inputs_digest,
         files=tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in files if sizes),
         rejected=tuple(rejected),
         sums=sums,
@@ -132,18 +132,18 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> str:
     return task.name
 
 
-def check_node(folder: Path, conversion: str, source: Source, refs: Sequence[SampleRef]) -> None:
+def check_node(folder: Path, inputs_digest: str, source: Source, refs: Sequence[SampleRef]) -> None:
     """Check that a node sees the `folder` of a conversion, and can read the pictures `refs`.
 
     Args:
-        conversion: digest of its inputs.
+        inputs_digest: digest of the inputs of the conversion.
 
     Raises:
         DatasetError: the folder is missing, or another one.
         SourceError: the source cannot be read. Damaged pictures are no error.
     """
     description = read_conversion(folder)
-    if description is None or description.inputs.digest != conversion:
+    if description is None or description.inputs.digest != inputs_digest:
         raise DatasetError("is missing there, or another folder", path=folder)
     for ref in refs:
         with suppress(ImageError):

@@ -45,7 +45,7 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
     try:
         dataset = open_dataset(path)
     except (ManifestError, IndexFileError) as error:  # without them the other files are unknown
-        return [str(error).rpartition("; ")[0]]
+        return [error.without_remedy]
     files, location = dataset.manifest.files, dataset.location
     if isinstance(location, Url):
         problems = object_problems(ObjectStore(location), files)

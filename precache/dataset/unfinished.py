@@ -86,7 +86,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedConversion(_Checked, frozen=True, kw_only=True):
-    """Content of `conversion.json`.
+    """Description of an unfinished conversion: content of `conversion.json`.
 
     Attributes:
         inputs: what decides the bytes.
@@ -130,7 +130,7 @@ class Sidecar(_Checked, frozen=True, kw_only=True):
 
     Attributes:
         shard: name of the shard.
-        conversion: digest of the inputs.
+        inputs_digest: digest of the inputs of its conversion.
         files: files of the shard; none if every picture of it was rejected.
         rejected: (position in the shard's plan, reason) of each picture that the shard lacks.
         sums: sums over the pixels of the samples.
@@ -140,7 +140,7 @@ class Sidecar(_Checked, frozen=True, kw_only=True):
     """
 
     shard: str
-    conversion: str
+    inputs_digest: str
     files: tuple[FileEntry, ...]
     rejected: tuple[tuple[int, str], ...]
     sums: PixelSums
@@ -167,18 +167,18 @@ def sidecar_path(folder: Path, shard: str) -> Path:
     return folder / f"{shard}{_SIDECAR_SUFFIX}"
 
 
-def read_sidecar(folder: Path, shard: str, conversion: str) -> Sidecar:
+def read_sidecar(folder: Path, shard: str, inputs_digest: str) -> Sidecar:
     """Read the sidecar of a shard.
 
     Args:
-        conversion: digest of the inputs of the conversion.
+        inputs_digest: digest of the inputs of the conversion.
 
     Raises:
         DatasetError: it cannot be read, is damaged, or is of another shard or conversion.
     """
     path = sidecar_path(folder, shard)
     sidecar = _read(path, Sidecar, RUN_AGAIN)
-    if (sidecar.shard, sidecar.conversion) != (shard, conversion):
+    if (sidecar.shard, sidecar.inputs_digest) != (shard, inputs_digest):
         raise DatasetError("is of another shard or conversion", path=path, remedy=RUN_AGAIN)
     return sidecar
 
@@ -198,13 +198,13 @@ def read_conversion(folder: Path) -> UnfinishedConversion | None:
 def unfinished_error(folder: Path) -> DatasetError | None:
     """Return the error to raise for a folder with an unfinished conversion; None if it holds none."""
     try:
-        conversion = read_conversion(folder)
-        if conversion is None:
+        description = read_conversion(folder)
+        if description is None:
             return None
-        names = conversion.sidecar_names.intersection(os.listdir(folder))
+        names = description.sidecar_names.intersection(os.listdir(folder))
     except (DatasetError, OSError):  # a file of somebody else
         return None
-    done, digest = 0, conversion.inputs.digest
+    done, digest = 0, description.inputs.digest
     for name in names:
         try:
             sidecar = read_sidecar(folder, name.removesuffix(_SIDECAR_SUFFIX), digest)
@@ -212,11 +212,11 @@ def unfinished_error(folder: Path) -> DatasetError | None:
             continue
         done += len(sidecar.column(SOURCE_CHECKSUMS))
     command = "the same call of precache.convert"
-    if conversion.source:
-        words = (conversion.source, folder, *filter(None, [conversion.flags]))
+    if description.source:
+        words = (description.source, folder, *filter(None, [description.flags]))
         command = shell_command("precache convert", *words)
     return DatasetError(
-        f"holds an unfinished conversion, {done:,} of {quantity(conversion.pictures, 'picture')}",
+        f"holds an unfinished conversion, {done:,} of {quantity(description.pictures, 'picture')}",
         path=folder,
         remedy=f"go on with: {command}",
     )

@@ -23,12 +23,12 @@ from precache.dataset.converted import dataset_from_manifest, open_dataset, read
 from precache.dataset.files import FileEntry, file_problem
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
-from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
+from precache.errors import DatasetError, SettingError, shell_command
 from precache.reporting import (
     Progress,
     abridge,
+    explain_failed_writing,
     explain_interruption,
-    is_callback_error,
     mark_callback_errors,
     no_progress,
 )
@@ -162,43 +162,34 @@ def pull(
     manifest = dataset_from_manifest(url, raw).manifest
     files = _files_at(store, manifest)
     path = Path(os.path.realpath(local_path(folder)))
-    try:
-        with hold_lock(path):
-            names = {file.name for file in files}
-            replaceable = _prepare_folder(path, raw, manifest, names)
-            remove_leftovers(path, names)
-            present = {file.name for file in files if file_problem(path, file) is None}
-            missing = [file for file in files if file.name not in present]
-            others = []
-            for file in missing:
-                if file.name not in replaceable and os.path.lexists(path / file.name):
-                    others.append(file.name)
-            if others:
-                raise DatasetError(
-                    f"holds files that are not part of the dataset, under names that it needs "
-                    f"({abridge(sorted(others))})",
-                    path=path,
-                    remedy="move them elsewhere, or choose another folder",
-                )
-            counter = _TransferCounter(files, present, on_progress)
+    remedy = "what has arrived is kept: make room or fix permissions, then run the same command again"
+    with explain_failed_writing(path, remedy), hold_lock(path):
+        names = {file.name for file in files}
+        replaceable = _prepare_folder(path, raw, manifest, names)
+        remove_leftovers(path, names)
+        present = {file.name for file in files if file_problem(path, file) is None}
+        missing = [file for file in files if file.name not in present]
+        others = []
+        for file in missing:
+            if file.name not in replaceable and os.path.lexists(path / file.name):
+                others.append(file.name)
+        if others:
+            raise DatasetError(
+                f"holds files that are not part of the dataset, under names that it needs "
+                f"({abridge(sorted(others))})",
+                path=path,
+                remedy="move them elsewhere, or choose another folder",
+            )
+        counter = _TransferCounter(files, present, on_progress)
 
-            def fetch(file: FileEntry, check: Check) -> None:
-                _fetch(store, file, path, check)
-                counter.add(file)
+        def fetch(file: FileEntry, check: Check) -> None:
+            _fetch(store, file, path, check)
+            counter.add(file)
 
-            call_for_each(fetch, missing, _FILES_AT_A_TIME)
-            with atomic_write(path / MANIFEST_NAME) as written:
-                written.write(raw)
-            fsync_folder(path)
-    except OSError as error:
-        if is_callback_error(error):
-            raise
-        check_open_files(error, error.filename)
-        raise DatasetError(
-            f"cannot be written ({os_reason(error)})",
-            path=error.filename or path,
-            remedy="what has arrived is kept: make room or fix permissions, then run the same command again",
-        ) from error
+        call_for_each(fetch, missing, _FILES_AT_A_TIME)
+        with atomic_write(path / MANIFEST_NAME) as written:
+            written.write(raw)
+        fsync_folder(path)
     return counter.result()
 
 

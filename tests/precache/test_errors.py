@@ -25,6 +25,7 @@ def test_an_error_survives_pickling_with_its_path_and_remedy(kind: type[errors.P
     assert type(again) is kind
     assert (again.path, again.remedy) == (error.path, "convert again")
     assert str(again) == str(error) == r"data/a\nb: is damaged; convert again"
+    assert again.without_remedy == r"data/a\nb: is damaged"
 
 
 @pytest.mark.parametrize("kind", ERRORS)

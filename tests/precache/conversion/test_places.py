@@ -136,6 +136,14 @@ def test_overwrite_refuses_a_foreign_file_with_the_name_of_its_folder(
 # Changes by others during a conversion.
 
 
+def test_what_stops_an_overwrite_is_said_of_the_destination(tree: Path, tmp_path: Path) -> None:
+    convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    next(tree.rglob("*.jpg")).write_bytes(b"broken")
+    with pytest.raises(DatasetError, match="1 picture is rejected") as raised:
+        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, overwrite=True, max_rejects=0)
+    assert raised.value.path == tmp_path / "out"
+
+
 def test_a_file_put_into_the_old_dataset_stops_overwrite(
     raw_tree: Path, converted: dict[str, Path], out: Path
 ) -> None:

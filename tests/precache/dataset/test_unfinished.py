@@ -29,7 +29,7 @@ numbers = st.integers(0, 2**64 - 1)
 def make_sidecar(reasons: list[str], checksums: list[int], shard: str = "train-00000") -> Sidecar:
     return Sidecar(
         shard=shard,
-        conversion="c0ffee",
+        inputs_digest="c0ffee",
         files=(FileEntry(f"{shard}.tar", 512, "0123abcd"), FileEntry(f"{shard}.idx", 7, "00000000")),
         rejected=tuple(enumerate(reasons)),
         sums=PixelSums(3, (1, 2, 3), (4, 5, 2**63)),

@@ -6,13 +6,9 @@ from pathlib import Path
 
 def entry_point() -> None:
     """Run the console script."""
+    from bench import cli
     from precache.cli import commandline
 
-    try:
-        from bench import cli
-    except ImportError as error:  # a package of the extra `bench` is not installed
-        commandline.report_error(error, "bench")
-        sys.exit(2)
     sys.exit(commandline.run(cli.main, "bench"))
 
 

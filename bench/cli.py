@@ -1,11 +1,11 @@
 """The command `bench`: the group of its commands."""
 
 import os
+from importlib import import_module
 
 import click
 
 import precache
-from bench.commands import hardware, loaders, quickstart, recommend, report, watch
 from precache.errors import SettingError
 
 HELP = """
@@ -18,15 +18,28 @@ bench loaders photos --backend imagefolder,pytorch --html report.html
 """
 
 
-@click.group(name="bench", help=HELP)
+COMMANDS = ("hardware", "loaders", "quickstart", "recommend", "report", "watch")
+"""Names of the commands, each the `command` of the module of that name in `bench.commands`."""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are used: one measures without the code of the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"bench.commands.{cmd_name}").command
+        return command
+
+
+@click.group(name="bench", cls=_Commands, help=HELP)
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Check that this is the only process of the command; a subcommand runs after it."""
     refuse_several_processes()
-
-
-for _module in (hardware, loaders, quickstart, recommend, report, watch):
-    main.add_command(_module.command)
 
 
 def refuse_several_processes() -> None:

@@ -8,25 +8,19 @@ with loaders.build("data/shards", batch_size=256, device="cuda") as loader:
             ...
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from precache.packages import check_package
 
 if TYPE_CHECKING:
-    from loaders.image_dataset import ImageDataset
-try:
     from loaders.augment import RandomAugmentation
     from loaders.batch import Batch
-    from loaders.build import build
+    from loaders.building import build
+    from loaders.image_dataset import ImageDataset
     from loaders.loader import Loader
     from loaders.settings import Ranks, Reading, Sampling, Serving
-
-    if find_spec("torchvision") is None:
-        raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
-except ImportError as error:
-    check_package(error, "loaders", "loaders")
-    raise
 
 __all__ = [
     "Batch",
@@ -39,16 +33,31 @@ __all__ = [
     "Serving",
     "build",
 ]
+_MODULES = {
+    "Batch": "batch",
+    "ImageDataset": "image_dataset",
+    "Loader": "loader",
+    "RandomAugmentation": "augment",
+    **dict.fromkeys(("Ranks", "Reading", "Sampling", "Serving"), "settings"),
+    "build": "building",
+}
+"""Modules of the public names, none of which has such a name: importing it would hide the name."""
 
 
 def __getattr__(name: str) -> object:
-    """Import ImageDataset at its first use: torchvision, its base, takes as long to import as torch."""
-    if name != "ImageDataset":
+    """Import a public name at its first use: what uses a part of this package starts without the others."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from loaders.image_dataset import ImageDataset
-
-    return ImageDataset
+    try:
+        if find_spec("torchvision") is None:
+            raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+        value = getattr(import_module(f"loaders.{_MODULES[name]}"), name)
+    except ImportError as error:
+        check_package(error, "loaders", "loaders")
+        raise
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "ImageDataset"]
+    return sorted({*globals(), *__all__})

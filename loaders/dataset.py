@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS, Weights
+from loaders.settings import Backend
 from loaders.threads import stop_check
 from precache.dataset.columns import Column, Ints, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, open_dataset
@@ -56,6 +57,21 @@ from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
+"""Kind of data that is a raw tree; the other kinds are formats."""
+_ALSO_READS: dict[str, tuple[str, ...]] = {
+    "dali": ("webdataset", RAW),
+    "pytorch": (RAW,),
+    "synthetic": (RAW, *FORMATS),
+}
+READS: dict[str, tuple[str, ...]] = {
+    backend: (
+        *(kind for kind, form in FORMATS.items() if form.backend == backend),
+        *_ALSO_READS.get(backend, ()),
+    )
+    for backend in get_args(Backend)
+    if backend != "auto"
+}
+"""Kinds of data that each backend reads; the first is the one it is made for."""
 DEFAULT_SIZE = 224
 """Side in pixels of the served pictures, unless another size is given or less is stored."""
 T = TypeVar("T")
@@ -503,6 +519,32 @@ def served_size(data: SplitData, size: Size | None) -> Size:
     if size is not None:
         return size
     return data.size if isinstance(data.size, tuple) else min(data.size, DEFAULT_SIZE)
+
+
+def choose_backend(backend: str, kind: str, path: Location | str) -> str:
+    """Return the name of the backend to read `path` with: `backend`, or for `auto` the default of its kind.
+
+    Args:
+        kind: the kind of data at `path`: `raw` or a format.
+
+    Raises:
+        DatasetError: the backend does not read this kind.
+    """
+    default = "pytorch" if kind == RAW else FORMATS[kind].backend
+    if backend == "auto":
+        backend = default
+    if kind not in READS[backend]:
+        readable = " or ".join(_kind_phrase(readable) for readable in READS[backend])
+        raise DatasetError(
+            f"holds {_kind_phrase(kind)}, backend {backend!r} reads {readable}",
+            path=path,
+            remedy=f"use backend {default!r} for it, or name another folder",
+        )
+    return backend
+
+
+def _kind_phrase(kind: str) -> str:
+    return "a raw image tree" if kind == RAW else f"format {kind!r}"
 
 
 def open_split(

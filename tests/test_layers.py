@@ -36,7 +36,7 @@ FLOORS = {
     "precache": "errors | packages reporting | storage | pictures | formats page | recipe | dataset"
     " | sources | plan engines | example_data sharing | conversion | cli",
     "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
-    " | concatenation first_use frameworks | image_dataset | loader | build | examples",
+    " | concatenation first_use frameworks | image_dataset | loader | building | examples",
     "bench": "report | machine | watch | measure | commands lab",
 }
 """Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""

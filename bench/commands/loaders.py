@@ -10,8 +10,6 @@ from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.profile import profile
-from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
 from precache.cli.commandline import LOCATION, PATH, debug_option
@@ -91,10 +89,14 @@ def command(
         check_range("workers", count, 0)
     candidates = choose_candidates(data, split_names(backend) or [backend], DATA)
     if profile_path is not None:
+        from bench.measure.profile import profile
+
         profile(candidates, settings, counts[0], batch_sizes[0], profile_path)
         return
     with output.progress("bench", "run") as on_progress:
         if ranks is not None:
+            from bench.measure.ranks import compare_ranks
+
             result = compare_ranks(
                 candidates,
                 replace(settings, batch_size=batch_sizes[0], workers=None if workers is None else counts[0]),

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from bench.measure.trials import can_keep_trials
-from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
 from precache.cli.commandline import PATH, STDOUT, check_output, combine_options
@@ -73,6 +72,8 @@ class Output:
             self.json_path.parent.mkdir(parents=True, exist_ok=True)
             self.json_path.write_text(format_document(result.to_json()), encoding="utf-8")
         if self.html_path is not None:
+            from bench.report.page import make_page  # plotly takes a second to import
+
             self.html_path.parent.mkdir(parents=True, exist_ok=True)
             write_page(self.html_path, make_page(result))
         if self.json_path == STDOUT:

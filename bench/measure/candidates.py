@@ -12,18 +12,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import loaders.read
-from bench.measure import imagefolder
-from loaders.dataset import RAW, SplitData, open_split
+from bench.report.gain import TODAY_BACKEND
+from loaders.dataset import RAW, READS, SplitData, open_split
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
 from precache.storage.staging import temporary_folder
 from precache.storage.urls import Location
 
-CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.read.BACKENDS.keys() - {"pytorch"}))
-"""Names for --backend, in the order of the table: torchvision's ImageFolder, then backends of `loaders`."""
-READS = {**loaders.read.READS, imagefolder.NAME: (RAW,)}
-"""Kinds of data that each backend reads, the kind that it is made for first."""
+_READS = {TODAY_BACKEND: (RAW,), "pytorch": READS["pytorch"], **READS}
+"""Kinds of data that each backend reads: torchvision's ImageFolder, then backends of `loaders`."""
+CHOICES = tuple(_READS)
+"""Names for --backend, in the order of the table."""
+DECODING_BACKENDS = ("pytorch", "webdataset")
+"""Backends whose reader and decoder are this project's, so that reading and decoding can be timed apart."""
+PROBED_PICTURES = 200  # pictures that are read and decoded for that
 Rows: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ascending positions of samples in a split."""
 
@@ -55,7 +57,7 @@ class Candidate:
         """The folder that the loader is given."""
         if self.link_folder is not None:
             return self.link_folder
-        if self.backend == imagefolder.NAME:  # it knows no splits: their class folders are its tree
+        if self.backend == TODAY_BACKEND:  # it knows no splits: their class folders are its tree
             return class_root(self.data)
         return self.path
 
@@ -69,7 +71,7 @@ class Candidate:
     @property
     def has_own_recipe(self) -> bool:
         """Whether the loader may serve another dtype and fewer pictures of the tree than the others."""
-        return self.backend == imagefolder.NAME
+        return self.backend == TODAY_BACKEND
 
     @property
     def description(self) -> str:
@@ -86,6 +88,14 @@ class Candidate:
             Path(file).stat().st_size for file in self.data.files
         ]
         return sum(sizes) / len(self.data)
+
+    def probe_files(self) -> tuple[str, ...]:
+        """Files of which reading and decoding are timed apart: some pictures of a tree, or all shards."""
+        files = self.data.files
+        if self.data.kind != RAW:
+            return tuple(files)
+        rows = np.unique(np.linspace(0, len(files) - 1, PROBED_PICTURES).round().astype(int))
+        return tuple(files[row] for row in rows.tolist())
 
 
 def class_root(tree: SplitData) -> Path:
@@ -124,13 +134,13 @@ def choose_candidates(data: Sequence[Location], backends: Sequence[str], root: P
         check_choice("backend", backend, [*CHOICES, "all"])
     names = CHOICES if "all" in backends else tuple(dict.fromkeys(backends))
     if not data:
-        return [Candidate(name, root / READS[name][0]) for name in names]
+        return [Candidate(name, root / _READS[name][0]) for name in names]
     splits = {path: open_split(path, "train") for path in data}
     candidates = [
         Candidate(name, path, split)
         for name in names
         for path, split in splits.items()
-        if split.kind in READS[name]
+        if split.kind in _READS[name]
     ]
     if not candidates:
         kinds = ", ".join(f"{path} holds {split.kind}" for path, split in splits.items())

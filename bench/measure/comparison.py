@@ -3,9 +3,8 @@
 Each trial has a process of its own.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,22 @@ from msgspec import structs
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
-from bench.measure import imagefolder
-from bench.measure.candidates import Candidate, local_folder, open_candidates, same_pictures
-from bench.measure.processes import BatchTooLargeError, run_in_process
-from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import resolve_trainer
-from bench.measure.trial import (
+from bench.measure.candidates import (
     DECODING_BACKENDS,
-    measure,
-    measure_trainer,
-    measure_transfer,
-    probe_files,
-    time_stages,
+    Candidate,
+    local_folder,
+    open_candidates,
+    same_pictures,
 )
+from bench.measure.processes import BatchTooLargeError, measure_trial, run_in_process
+from bench.measure.settings import Settings, check_fills_batch
+from bench.measure.trainers import MODELS, resolve_trainer
 from bench.measure.trials import Trials
 from bench.report import loaders
+from bench.report.gain import TODAY_BACKEND
 from bench.report.grid import Point, find_reason_to_skip, point_of
 from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, STAGES, TRAINER, TRANSFER
 from bench.report.result import Result, Trial
-from loaders.examples.models import MODELS
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -42,6 +38,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
+from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.reporting import Progress, no_progress
 from precache.storage.urls import Location
 
@@ -52,6 +49,10 @@ _SETTINGS_IN_RESULT = (
     *("warmup_s", "seconds", "first_epoch"),
 )
 """Fields of `Settings` that a result's file has under the same names."""
+_IMAGE_FOLDER_CONDITION = (
+    f"{TODAY_BACKEND} is torchvision's own training recipe with Pillow and delivers normalised float32, "
+    f"whatever the trainer takes"
+)
 _FAILURES = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
 
 
@@ -111,7 +112,7 @@ def compare(
             "batch_sizes": batch_sizes,
             **{name: getattr(settings, name) for name in _SETTINGS_IN_RESULT},
             "device": str(settings.device),
-            "amp": resolve_amp(settings.amp, settings.device) if MODELS.keys() & set(trainers) else "off",
+            "amp": resolve_amp(settings.amp, settings.device) if {*MODELS} & set(trainers) else "off",
             "cpus": available_cpus(),
             "data": _describe_data(candidates, notes, comparison.convert_s),
         }
@@ -188,11 +189,9 @@ class _Turns:
         for name in self.trainers:
             settings = replace(self.settings, trainer=name, batch_size=batch_size)
             key = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
-            transfer = partial(run_in_process, measure_transfer, settings)
-            self._run(_PlannedTrial({"kind": TRANSFER, **key}, transfer))
+            self._run(_PlannedTrial({"kind": TRANSFER, **key}, settings))
             if name != NO_TRAINER:
-                trainer = partial(run_in_process, measure_trainer, settings)
-                self._run(_PlannedTrial({"kind": TRAINER, **key}, trainer))
+                self._run(_PlannedTrial({"kind": TRAINER, **key}, settings))
 
     def _measure(
         self, candidate: Candidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
@@ -245,17 +244,15 @@ class _Turns:
         )
         planned = []
         for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
-            alone = partial(run_in_process, measure, settings)
-            planned.append(_PlannedTrial({"kind": kind, **key}, alone))
+            planned.append(_PlannedTrial({"kind": kind, **key}, settings))
         for name in self.trainers:
             if name != NO_TRAINER:
-                fed = partial(run_in_process, measure, replace(settings, trainer=name))
-                planned.append(_PlannedTrial({"kind": FED, **key, "trainer": name}, fed))
+                fed_settings = replace(settings, trainer=name)
+                planned.append(_PlannedTrial({"kind": FED, **key, "trainer": name}, fed_settings))
         # from a full cache nothing is read or decoded
         if candidate.backend in DECODING_BACKENDS and self.settings.cache is None:
-            data = candidate.data
-            stages = partial(run_in_process, time_stages, settings, data.kind, probe_files(data))
-            planned.append(_PlannedTrial({"kind": STAGES, **key}, stages))
+            work = (candidate.data.kind, candidate.probe_files())
+            planned.append(_PlannedTrial({"kind": STAGES, **key}, settings, work))
         return planned
 
     def _prepare_page_cache(self, candidate: Candidate, planned: "_PlannedTrial") -> bool:
@@ -279,7 +276,7 @@ class _Turns:
 
         def measure_beside_others() -> Trial:
             others = OtherProcesses()
-            trial = planned.function()
+            trial = run_in_process(measure_trial, planned.key["kind"], planned.settings, *planned.work)
             numbers = {**trial.numbers, "page_cache_is_warm": float(self._page_cache_is_warm)}
             share = others.share()
             if share is not None:
@@ -329,11 +326,13 @@ class _PlannedTrial:
 
     Attributes:
         key: the trial's key.
-        function: measures the trial.
+        settings: its settings.
+        work: further arguments of the function of `bench.measure.trial.KINDS` that measures it.
     """
 
     key: dict[str, Any]
-    function: Callable[[], Trial]
+    settings: Settings
+    work: tuple[object, ...] = ()
 
 
 def _describe_data(
@@ -355,8 +354,8 @@ def _describe_data(
             },
         )
         if candidate.has_own_recipe:
-            folder["notes"].append(imagefolder.CONDITION)
-            listed = imagefolder.count_listed(split.files)
+            folder["notes"].append(_IMAGE_FOLDER_CONDITION)
+            listed = sum(file.lower().endswith(IMAGE_FOLDER_EXTENSIONS) for file in split.files)
             if listed < len(split):
                 folder["notes"].append(
                     f"{candidate.label} knows {listed:,} of the {len(split):,} pictures, by the endings of "

@@ -27,29 +27,18 @@ from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, check_choice
+from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.reporting import abridge, quantity
 from precache.sources.base import Scan
 
 NAME = TODAY_BACKEND
-CONDITION = (
-    f"{NAME} is torchvision's own training recipe with Pillow and delivers normalised float32, whatever the "
-    f"trainer takes"
-)
-"""Condition, as a clause, of a result in which ImageFolder was measured."""
 AUGMENTATIONS = ("eval", "train")
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Equal to `torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
 _FLIP_PROBABILITY = 0.5
 _MAX_TRIES = 1000  # pictures in a row that cannot be opened before an epoch fails
 
 
-def count_listed(files: Sequence[str]) -> int:
-    """Return the number of files that ImageFolder takes for pictures, by the endings of their names."""
-    return sum(map(_is_listed, files))
-
-
 def _is_listed(path: str) -> bool:
-    return path.lower().endswith(EXTENSIONS)
+    return path.lower().endswith(IMAGE_FOLDER_EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,27 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
 from bench.measure.child import Outcome, run_and_send
+from bench.measure.settings import Settings
+from bench.report.result import Trial
 from precache.errors import SettingError, WorkerError
 from precache.packages import child_environment
 
 T = TypeVar("T")
-_OUT_OF_MEMORY_TEXTS = (
-    "out of memory",  # CUDA, also where a later call raises, and cuDNN
-    "can't allocate memory",  # torch, of main memory
-    "storage size calculation overflowed",  # torch, where the number of bytes overflows an int64
-    "alloc_failed",  # CUDNN_STATUS_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED
-    "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-    "calling `cublascreate",  # cuBLAS: a handle comes with a workspace
-    # cuDNN, when it tunes: it leaves out algorithms whose workspace does not fit, here all of them
-    "unable to find an engine to execute",
-    "unable to find a valid cudnn algorithm",
-)
-"""Parts of messages, in lower case, with which torch, cuDNN or cuBLAS report that memory ran out."""
 _END_TIMEOUT_S = 5.0  # before a process that was terminated is killed
-_COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def run_in_process(function: Callable[..., T], *arguments: object) -> T:
@@ -100,6 +87,18 @@ def _describe_exit(code: int) -> str:
     return f"the process of a trial ended by itself with exit code {code}; its last output is above"
 
 
+def measure_trial(kind: str, settings: Settings, *more: object) -> Trial:
+    """Measure a trial of that kind; this runs in the trial's process, which alone imports what measures.
+
+    Args:
+        kind: one of `bench.measure.trial.KINDS`.
+        more: further arguments of the function that measures it.
+    """
+    from bench.measure.trial import KINDS
+
+    return KINDS[kind](settings, *more)
+
+
 # The fork server imports torch once, which takes seconds, and then forks a process for each trial.
 _METHOD = "spawn" if sys.platform in ("win32", "darwin") else "forkserver"
 if _METHOD == "forkserver":
@@ -108,42 +107,6 @@ if _METHOD == "forkserver":
 
 class BatchTooLargeError(SettingError):
     """A batch does not fit into the memory of the GPU or of the machine."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error`, of torch, cuDNN or cuBLAS, says that memory ran out, the GPU's or the machine's."""
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(text in message for text in _OUT_OF_MEMORY_TEXTS)
-
-
-@contextmanager
-def explain_trial_errors(batch_size: int, size: int) -> Iterator[None]:
-    """Replace errors of a trial within the block by errors with a remedy.
-
-    Args:
-        batch_size: samples in a batch of the trial.
-        size: side of its pictures, pixels.
-
-    Raises:
-        BatchTooLargeError: memory ran out, see `is_out_of_memory`.
-        SettingError: torch.compile failed.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise BatchTooLargeError(
-                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory",
-                remedy="choose a smaller one",
-            ) from error
-        if type(error).__module__.startswith(_COMPILERS):
-            first_line = next(line for line in str(error).splitlines() if line.strip())
-            raise SettingError(
-                f"torch.compile failed ({first_line})", remedy="fix that, or leave out --compile"
-            ) from error
-        raise
 
 
 def run_command(command: Sequence[str]) -> tuple[float, str]:

@@ -21,18 +21,17 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-import loaders.read
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import Candidate, local_folder, open_candidates
-from bench.measure.processes import explain_trial_errors
 from bench.measure.settings import Settings
 from bench.measure.trainers import ModelTrainer, Trainer, resolve_trainer
-from bench.measure.trial import measure
+from bench.measure.trial import explain_trial_errors, measure
 from bench.measure.trials import Trials
 from bench.report.ranks import ALONE, IN_STEP, OWN_PACE, make_result
 from bench.report.result import Result, Trial
 from loaders.batch import Batch
+from loaders.dataset import READS
 from precache.engines import available_cpus
 from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
 from precache.packages import child_environment
@@ -80,7 +79,7 @@ def compare_ranks(
     opened, skipped = open_candidates(candidates)
     usable = []
     for candidate in opened:
-        if candidate.backend in loaders.read.BACKENDS:
+        if candidate.backend in READS:
             usable.append(candidate)
         else:
             skipped[candidate.label] = "it does not share samples out among ranks"

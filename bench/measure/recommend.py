@@ -12,7 +12,7 @@ The loaders are torchvision's ImageFolder, `loaders.build` on the same tree, and
 import math
 import mmap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,10 @@ from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate
-from bench.measure.processes import run_in_process
+from bench.measure.processes import measure_trial, run_in_process
 from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, check_trainer, resolve_trainer
-from bench.measure.trial import measure, measure_trainer
 from bench.measure.trials import Trials
 from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
 from bench.report.gain import TODAY_BACKEND
@@ -218,7 +217,7 @@ def _take_turn(trials: Trials, folders: dict[str, Path], repeat: int, settings: 
         "", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s
     )
     trainer_key = {"kind": TRAINER, "trainer": settings.trainer, "repeat": repeat}
-    trials.measure(trainer_key, partial(_run, measure_trainer, trainer_settings))
+    trials.measure(trainer_key, partial(_run, TRAINER, trainer_settings))
     for name in tuple(folders):
         folder = folders[name]
         if not page_cache.warm(folder):
@@ -240,17 +239,17 @@ def _take_turn(trials: Trials, folders: dict[str, Path], repeat: int, settings: 
             alone = replace(loader_settings, trainer=NullTrainer.name, first_epoch=True)
             fed = replace(loader_settings, warmup_s=half_s)
             alone_key, fed_key = _loader_keys(name, repeat, settings)
-            trials.measure(alone_key, partial(_run, measure, alone))
-            trials.measure(fed_key, partial(_run, measure, fed))
+            trials.measure(alone_key, partial(_run, LOADER, alone))
+            trials.measure(fed_key, partial(_run, FED, fed))
         except _FAILURES as error:
             trials.skipped[name] = str(error).replace(f"{folder.resolve()}", "the sample")
             del folders[name]
 
 
-def _run(function: Callable[[Settings], Trial], settings: Settings) -> Trial:
+def _run(kind: str, settings: Settings) -> Trial:
     """Run a trial in a process of its own, and note what other processes took of the CPUs meanwhile."""
     others = OtherProcesses()
-    trial = run_in_process(function, settings)
+    trial = run_in_process(measure_trial, kind, settings)
     share = others.share()
     numbers = trial.numbers if share is None else {**trial.numbers, "other_cpu_share": share}
     return Trial(numbers=numbers)

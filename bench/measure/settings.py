@@ -1,23 +1,18 @@
 """Settings of a trial: one dataclass, which the command line fills and every trial reads."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, get_args
 
 import torch
 
-import loaders
-from bench.measure import imagefolder
-from bench.measure.processes import explain_trial_errors
 from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve_trainer
-from loaders.augment import AUGMENTATIONS
-from loaders.batch import Batch
 from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
-from precache.pictures.images import MAX_SIZE, Size
+from precache.pictures.images import MAX_SIZE
 from precache.storage.urls import Location
 
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
@@ -27,27 +22,6 @@ LAST: Last = "drop"
 
 A short last batch is another shape, for which cuDNN would tune and torch compile inside the measurement.
 """
-
-
-class TrialLoader(AbstractContextManager[Any], Protocol):
-    """Interface of the loaders that a trial measures: those of `loaders.build`, and `ImageFolderLoader`.
-
-    Attributes:
-        batch_size: samples of every batch.
-        samples: samples of an epoch, those that fill no batch included.
-    """
-
-    batch_size: int
-    samples: int
-
-    @property
-    def size(self) -> Size:
-        """Size of the served pictures, pixels."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +87,7 @@ class Settings:
         check_range("size", self.size, 1, MAX_SIZE)
         if self.workers is not None:
             check_range("workers", self.workers, 0)
-        check_choice("augment", self.augment, AUGMENTATIONS)
+        check_choice("augment", self.augment, get_args(AugmentName))
         check_choice("shuffle", self.shuffle, SHUFFLES)
         if self.cache is not None:
             check_choice("cache", self.cache, get_args(CacheName))
@@ -135,53 +109,9 @@ class Settings:
         """Workers of a loader that shares the CPUs of this machine with no other rank."""
         return available_cpus(ranks=1) if self.workers is None else self.workers
 
-    @contextmanager
-    def trial_context(self) -> Iterator[None]:
-        """Enter `around`, and give errors of the block a remedy, see `explain_trial_errors`."""
-        with self.around(), explain_trial_errors(self.batch_size, self.size):
-            yield
-
     def make_trainer(self) -> Trainer:
         """Build the trainer."""
         return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
-
-    def open_loader(self, dtype: torch.dtype) -> TrialLoader:
-        """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
-        if self.backend == imagefolder.NAME:
-            return self._open_imagefolder()
-        backend: Any = self.backend  # a Literal of `loaders.build`, which a str is not
-        workers: int | Literal["auto"] = "auto" if self.workers is None else self.workers
-        return loaders.build(
-            self.path,
-            backend=backend,
-            batch_size=self.batch_size,
-            size=self.size,
-            device=self.device,
-            augment=self.augment,
-            shuffle=SHUFFLES[self.shuffle],
-            dtype=dtype,
-            sampling=loaders.Sampling(last=self.last),
-            ranks=loaders.Ranks(rank=self.rank, world_size=self.world_size),
-            reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),
-        )
-
-    def _open_imagefolder(self) -> TrialLoader:
-        for name, value, default in (("cache", self.cache, None), ("last", self.last, LAST)):
-            if value != default:
-                raise SettingError(
-                    f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none"
-                )
-        check_choice("shuffle", self.shuffle, ("auto", "full", "none"))
-        assert isinstance(self.path, Path), "ImageFolder reads trees on disk alone"
-        return imagefolder.ImageFolderLoader(
-            self.path,
-            batch_size=self.batch_size,
-            size=self.size,
-            workers=self.workers_alone,
-            device=self.device,
-            augment=self.augment,
-            shuffle=self.shuffle != "none",
-        )
 
 
 def check_fills_batch(batch_size: int, samples: int) -> None:

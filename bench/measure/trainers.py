@@ -13,8 +13,6 @@ import torch
 
 from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
-from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
-from loaders.examples.train import Learner
 from precache.errors import SettingError, check_choice, similar_name
 
 
@@ -35,6 +33,8 @@ PRESETS = {
     "mlperf-storage-a100": Preset(400 / 0.435, "ResNet-50, the sleep of MLPerf Storage"),
 }
 DEFAULT_PRESET = "h100"
+MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "vit_s_16")
+"""Names of `loaders.examples.models.MODELS`, which is imported only where a model is trained."""
 # \b keeps click from joining the lines
 EPILOG = "\n".join(
     [
@@ -105,6 +105,9 @@ class ModelTrainer:
     def __init__(
         self, name: str, device: torch.device, classes: int, amp: str = "auto", *, compiled: bool = False
     ) -> None:
+        from loaders.examples.models import build_model, build_optimizer  # torchvision takes a second
+        from loaders.examples.train import Learner
+
         self.name = name
         self.dtype = DTYPES[resolve_amp(amp, device)]
         model = build_model(name, classes, seed=0).to(device).train()
@@ -163,6 +166,8 @@ def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = F
     """Raise SettingError where the trainer of that full name takes no such pictures or settings."""
     check_choice("amp", amp, AMP)
     if name in MODELS:
+        from loaders.examples.models import check_size
+
         check_size(name, size)
         return
     if amp not in ("auto", "off"):

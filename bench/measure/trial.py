@@ -9,39 +9,156 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import psutil
 import torch
 from msgspec import structs
 
+import loaders
 from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
-from bench.measure.settings import Settings, TrialLoader, check_fills_batch
+from bench.measure.candidates import PROBED_PICTURES
+from bench.measure.processes import BatchTooLargeError
+from bench.measure.settings import LAST, SHUFFLES, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
+from bench.report.loaders import COLD, FED, LOADER, STAGES, TRAINER, TRANSFER
 from bench.report.result import Trial
 from loaders.augment import centre_boxes, crop_into
 from loaders.batch import Batch
-from loaders.dataset import RAW, SplitData
+from loaders.dataset import RAW
 from loaders.device import Lane, upload
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
 from loaders.transfer import normalise, receive
 from precache.engines import available_cpus
+from precache.errors import SettingError, check_choice
 from precache.formats import FORMATS, StoredSample
 from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
 
-PROBED_PICTURES = 200  # pictures that `time_stages` reads and decodes
-DECODING_BACKENDS = ("pytorch", "webdataset")
-"""Backends whose reader and decoder are this project's, so that `time_stages` can run them apart."""
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",  # CUDA, also where a later call raises, and cuDNN
+    "can't allocate memory",  # torch, of main memory
+    "storage size calculation overflowed",  # torch, where the number of bytes overflows an int64
+    "alloc_failed",  # CUDNN_STATUS_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED
+    "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "calling `cublascreate",  # cuBLAS: a handle comes with a workspace
+    # cuDNN, when it tunes: it leaves out algorithms whose workspace does not fit, here all of them
+    "unable to find an engine to execute",
+    "unable to find a valid cudnn algorithm",
+)
+"""Parts of messages, in lower case, with which torch, cuDNN or cuBLAS report that memory ran out."""
+_COMPILERS = ("torch._dynamo", "torch._inductor")
 _FILLING, _READING = "fill", "read"
 """Names of a loader's thread pools that have a thread for each worker."""
+
+
+class TrialLoader(AbstractContextManager[Any], Protocol):
+    """Interface of the loaders that a trial measures: those of `loaders.build`, and `ImageFolderLoader`.
+
+    Attributes:
+        batch_size: samples of every batch.
+        samples: samples of an epoch, those that fill no batch included.
+    """
+
+    batch_size: int
+    samples: int
+
+    @property
+    def size(self) -> Size:
+        """Size of the served pictures, pixels."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+
+
+def open_loader(settings: Settings, dtype: torch.dtype) -> TrialLoader:
+    """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
+    if settings.backend == imagefolder.NAME:
+        return _open_imagefolder(settings)
+    backend: Any = settings.backend  # a Literal of `loaders.build`, which a str is not
+    workers: int | Literal["auto"] = "auto" if settings.workers is None else settings.workers
+    return loaders.build(
+        settings.path,
+        backend=backend,
+        batch_size=settings.batch_size,
+        size=settings.size,
+        device=settings.device,
+        augment=settings.augment,
+        shuffle=SHUFFLES[settings.shuffle],
+        dtype=dtype,
+        sampling=loaders.Sampling(last=settings.last),
+        ranks=loaders.Ranks(rank=settings.rank, world_size=settings.world_size),
+        reading=loaders.Reading(workers=workers, check=settings.check, cache=settings.cache),
+    )
+
+
+def _open_imagefolder(settings: Settings) -> TrialLoader:
+    for name, value, default in (("cache", settings.cache, None), ("last", settings.last, LAST)):
+        if value != default:
+            raise SettingError(f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none")
+    check_choice("shuffle", settings.shuffle, ("auto", "full", "none"))
+    assert isinstance(settings.path, Path), "ImageFolder reads trees on disk alone"
+    return imagefolder.ImageFolderLoader(
+        settings.path,
+        batch_size=settings.batch_size,
+        size=settings.size,
+        workers=settings.workers_alone,
+        device=settings.device,
+        augment=settings.augment,
+        shuffle=settings.shuffle != "none",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, of torch, cuDNN or cuBLAS, says that memory ran out, the GPU's or the machine's."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(text in message for text in _OUT_OF_MEMORY_TEXTS)
+
+
+@contextmanager
+def explain_trial_errors(batch_size: int, size: int) -> Iterator[None]:
+    """Replace errors of a trial within the block by errors with a remedy.
+
+    Args:
+        batch_size: samples in a batch of the trial.
+        size: side of its pictures, pixels.
+
+    Raises:
+        BatchTooLargeError: memory ran out, see `is_out_of_memory`.
+        SettingError: torch.compile failed.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise BatchTooLargeError(
+                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory",
+                remedy="choose a smaller one",
+            ) from error
+        if type(error).__module__.startswith(_COMPILERS):
+            first_line = next(line for line in str(error).splitlines() if line.strip())
+            raise SettingError(
+                f"torch.compile failed ({first_line})", remedy="fix that, or leave out --compile"
+            ) from error
+        raise
+
+
+@contextmanager
+def trial_context(settings: Settings) -> Iterator[None]:
+    """Enter `settings.around`, and give errors of the block a remedy, see `explain_trial_errors`."""
+    with settings.around(), explain_trial_errors(settings.batch_size, settings.size):
+        yield
 
 
 class Clock(Protocol):
@@ -101,12 +218,12 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
         trainer: a trainer of the kind that `settings` names; None: a new one is made.
         clock: clock that takes the times; None: that of the device.
     """
-    with settings.trial_context():
+    with trial_context(settings):
         trainer = trainer or settings.make_trainer()
         if settings.backend == imagefolder.NAME:
             import torchvision  # noqa: F401  # before the clock starts: a training has imported it by then
         start_s = time.perf_counter()
-        with settings.open_loader(trainer.dtype) as loader:
+        with open_loader(settings, trainer.dtype) as loader:
             batches = repeat_epochs(loader)
             first_batch = next(batches)
             first_batch_s = time.perf_counter() - start_s
@@ -122,7 +239,7 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
 
 def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial:
     """Feed the trainer one batch, which stays on the device, again and again, and measure."""
-    with settings.trial_context():
+    with trial_context(settings):
         trainer = trainer or settings.make_trainer()
         images = _random_images(settings, settings.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
@@ -134,7 +251,7 @@ def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial
 
 def measure_transfer(settings: Settings) -> Trial:
     """Move one batch from main memory to the device, in the trainer's dtype, again and again, and measure."""
-    with settings.trial_context():
+    with trial_context(settings):
         dtype = settings.make_trainer().dtype
         host = _random_images(settings, torch.device("cpu"))
         host = host.pin_memory() if settings.device.type == "cuda" else host
@@ -304,20 +421,12 @@ def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, i
     return max(0.0, max(other_s, default=0.0) - shared_s)
 
 
-def probe_files(data: SplitData) -> tuple[str, ...]:
-    """Return the files that `time_stages` reads: some pictures of a raw tree, or all shards."""
-    if data.kind != RAW:
-        return tuple(data.files)
-    rows = np.unique(np.linspace(0, len(data.files) - 1, PROBED_PICTURES).round().astype(int))
-    return tuple(data.files[row] for row in rows.tolist())
-
-
 def time_stages(settings: Settings, kind: str, files: Sequence[str]) -> Trial:
     """Time reading and decoding, each alone, by as many threads as the loader has workers.
 
     Args:
         kind: kind of the data, see `loaders.dataset.SplitData`.
-        files: see `probe_files`.
+        files: see `bench.measure.candidates.Candidate.probe_files`.
 
     Returns:
         A trial with `read_images_per_s`, the rate of reading bytes of pictures, and `decode_images_per_s`,
@@ -373,3 +482,14 @@ def _time_work(
     shares = list(pool.map(lambda first: [work(item) for item in items[first::workers]], range(workers)))
     rate = len(items) / (time.perf_counter() - start_s)
     return rate, list(itertools.chain.from_iterable(shares))
+
+
+KINDS: dict[str, Callable[..., Trial]] = {
+    LOADER: measure,
+    COLD: measure,
+    FED: measure,
+    STAGES: time_stages,
+    TRAINER: measure_trainer,
+    TRANSFER: measure_transfer,
+}
+"""Functions that measure a trial, by its kind; each takes its settings first."""

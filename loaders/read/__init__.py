@@ -31,12 +31,9 @@ from collections.abc import Callable
 
 from loaders.augment import Crops
 from loaders.batch import Reader
-from loaders.dataset import RAW, SplitData
+from loaders.dataset import SplitData
 from loaders.read import dali, decoding, pytorch, shards, synthetic
 from loaders.settings import LoaderSpec
-from precache.errors import DatasetError
-from precache.formats import FORMATS
-from precache.storage.urls import Location
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.DaliReader,
@@ -45,42 +42,4 @@ BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "synthetic": synthetic.SyntheticReader,
     "webdataset": decoding.ThreadsReader,
 }
-_ALSO_READS: dict[str, tuple[str, ...]] = {
-    "dali": ("webdataset", RAW),
-    "pytorch": (RAW,),
-    "synthetic": (RAW, *FORMATS),
-}
-READS: dict[str, tuple[str, ...]] = {
-    backend: (
-        *(kind for kind, form in FORMATS.items() if form.backend == backend),
-        *_ALSO_READS.get(backend, ()),
-    )
-    for backend in BACKENDS
-}
-"""Kinds of data that each backend reads; the first is the one it is made for."""
-
-
-def choose_backend(backend: str, kind: str, path: Location | str) -> str:
-    """Return the name of the backend to read `path` with: `backend`, or for `auto` the default of its kind.
-
-    Args:
-        kind: the kind of data at `path`: `raw` or a format.
-
-    Raises:
-        DatasetError: the backend does not read this kind.
-    """
-    default = "pytorch" if kind == RAW else FORMATS[kind].backend
-    if backend == "auto":
-        backend = default
-    if kind not in READS[backend]:
-        readable = " or ".join(_kind_phrase(readable) for readable in READS[backend])
-        raise DatasetError(
-            f"holds {_kind_phrase(kind)}, backend {backend!r} reads {readable}",
-            path=path,
-            remedy=f"use backend {default!r} for it, or name another folder",
-        )
-    return backend
-
-
-def _kind_phrase(kind: str) -> str:
-    return "a raw image tree" if kind == RAW else f"format {kind!r}"
+"""Functions that open the reader of each backend; `loaders.dataset.READS` says what it reads."""

@@ -33,7 +33,7 @@ MUTATIONS = {
         "loader.py", "with pipeline.lane.active():", "if True:", "only_waits_for_each_batch",
     ),
     "readers and caches are made on the lane": (
-        "build.py", "with lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
+        "building.py", "with lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
     ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import loaders
 from loaders import ImageDataset, Reading
-from loaders.read import READS
+from loaders.dataset import READS
 from precache import convert, open_dataset
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.formats import FORMATS, Format

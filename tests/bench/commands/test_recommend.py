@@ -16,8 +16,8 @@ from bench.measure import comparison
 from bench.measure import recommend as recommendation
 from bench.measure.sample import Trees
 from bench.measure.settings import Settings
-from bench.measure.trial import measure_trainer
 from bench.report.gain import TODAY_BACKEND
+from bench.report.loaders import TRAINER
 from bench.report.result import Trial
 from precache.cli import commandline
 from precache.cli.main import main
@@ -54,13 +54,12 @@ class Machine:
         precache.convert(trees.small, folder, recipe, workers=0)
         return (1.1, trees.small_images), (2.0, trees.large_images), 9000.0
 
-    def run(self, function: Any, *arguments: Any) -> Trial:
+    def run(self, function: Any, kind: str, settings: Settings, *arguments: Any) -> Trial:
         """Return a trial of the chosen rate, in the place of `bench.measure.processes.run_in_process`."""
         self.trials += 1
         if self.trials > self.last_trial:
             raise KeyboardInterrupt
-        settings: Settings = arguments[0]
-        rate = 2000.0 if function is measure_trainer else self.rates.get(settings.backend, 1e6)
+        rate = 2000.0 if kind == TRAINER else self.rates.get(settings.backend, 1e6)
         if settings.trainer != "none":
             rate = min(rate, 2000.0)
         return Trial(

@@ -13,7 +13,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from bench.measure.candidates import Candidate, choose_candidates, open_candidates, same_pictures
 from bench.measure.comparison import Comparison, check_served, compare
 from bench.measure.imagefolder import make_transform
-from bench.measure.trial import measure
+from bench.measure.trial import measure, open_loader
 from bench.report.result import Trial
 from loaders.dataset import open_split
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
@@ -150,7 +150,7 @@ def test_imagefolder_is_measured_with_torchvisions_own_recipe(raw_tree: Path) ->
 
 def test_imagefolder_refuses_a_cache(raw_tree: Path) -> None:
     with pytest.raises(SettingError, match="'device'"):
-        quick(cache="device").for_loader("imagefolder", raw_tree, 5).open_loader(torch.uint8)
+        open_loader(quick(cache="device").for_loader("imagefolder", raw_tree, 5), torch.uint8)
 
 
 def test_imagefolder_serves_float32_and_no_picture_twice(raw_tree: Path) -> None:

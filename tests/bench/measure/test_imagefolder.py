@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bench.measure.candidates import Candidate, class_root, open_candidates, same_pictures
-from bench.measure.imagefolder import EXTENSIONS, ImageFolderLoader, find_faults
+from bench.measure.imagefolder import ImageFolderLoader, find_faults
 from loaders.dataset import open_split
 from precache import Recipe, convert
 from precache.errors import DatasetError
@@ -123,7 +122,3 @@ def test_links_to_deeper_pictures_keep_their_class_folder(tree: Path, tmp_path: 
         assert len(names) == 14
         assert {"ant/aaa/0.jpg", "ant/bbb/0.jpg"} <= set(names)
     assert len(notes) == 1
-
-
-def test_extensions_equal_those_of_torchvision() -> None:
-    assert EXTENSIONS == IMG_EXTENSIONS

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.measure.processes import BatchTooLargeError, explain_trial_errors, run_in_process
+from bench.measure.processes import BatchTooLargeError, run_in_process
+from bench.measure.trial import explain_trial_errors
 from precache.errors import WorkerError
 from tests.command import ROOT
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.measure import trainers
 from bench.measure.trainers import (
     PRESETS,
     EmulatedTrainer,
@@ -33,6 +34,11 @@ def make_tiny(classes: int) -> nn.Module:
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the model `tiny` to those that can be trained."""
     monkeypatch.setitem(MODELS, "tiny", Model(make=make_tiny, lr=0.1))
+    monkeypatch.setattr(trainers, "MODELS", (*MODELS,))
+
+
+def test_the_names_of_models_are_those_of_the_examples() -> None:
+    assert tuple(MODELS) == trainers.MODELS
 
 
 RATES = {name: preset.images_per_s for name, preset in PRESETS.items()}

@@ -20,12 +20,12 @@ from loaders.augment import (
     resized_side,
 )
 from loaders.concatenation import concatenate
-from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_size
+from loaders.dataset import RAW, SplitData, choose_backend, fetch_in_parts, open_split, served_size
 from loaders.device import Lane, find_device
 from loaders.first_use import convert_on_first_use
 from loaders.loader import Loader
 from loaders.order import EpochOrder, RankBatches, Weights
-from loaders.read import BACKENDS, choose_backend, ray_reader
+from loaders.read import BACKENDS, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
 from loaders.sampling import choose_samples

@@ -8,7 +8,7 @@ FRAMEWORKS ?= .venv-frameworks
 SIMD   ?= yes
 TWO    := --numprocesses 2 --dist worksteal
 
-.PHONY: quickstart notebook test test-pillow test-frameworks gpu lint clean
+.PHONY: quickstart notebook test test-pillow test-frameworks gpu lint wheel clean
 
 # Pillow-SIMD in the place of Pillow, by `pillow_install_command`: both provide the package PIL. It comes last,
 # because pip puts Pillow back whenever it installs something that asks for it.
@@ -114,5 +114,12 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/mypy tests/loaders/typed_calls.py
 
+# dist/precache-VERSION-py3-none-any.whl, for `pip install 'WHEEL[bench]'` anywhere. Setuptools would put into it what an
+# earlier build has left in build/.
+wheel:
+	rm -rf build
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+
 clean:
-	rm -rf $(VENV) $(STOCK) $(FRAMEWORKS) build *.egg-info data/quickstart
+	rm -rf $(VENV) $(STOCK) $(FRAMEWORKS) build dist *.egg-info data/quickstart

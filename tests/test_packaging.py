@@ -22,12 +22,18 @@ def tracked() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
+def source(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, because building writes into it."""
     source = tmp_path_factory.mktemp("built") / "source"
-    for name in tracked:  # copied, because building writes into the source tree
+    for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
     subprocess.run([sys.executable, "-c", BUILD], cwd=source, capture_output=True, check=True, timeout=100)
     return next(source.parent.glob("*.whl"))
 
@@ -87,15 +93,50 @@ def test_make_names_the_commands_that_repair_pillow_simd(lost: str, packages: st
         assert f"'make -B SIMD=no {target}'" in lines[0]
 
 
+def install(wheel: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Install a wheel into a fresh environment; return its `bin`, and the variables to run it with."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", "--quiet", wheel], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return folder / "bin", environment
+
+
 @pytest.mark.network
 @pytest.mark.timeout(600)
 def test_core_alone_installs_without_torch_and_converts(wheel: Path, raw_tree: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [tmp_path / "venv/bin/python", "-m", "pip"]
-    subprocess.run([*pip, "install", "--quiet", wheel], check=True)
-    packages = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True).stdout.lower()
+    programs, environment = install(str(wheel), tmp_path / "venv")
+    freeze = [str(programs / "python"), "-m", "pip", "freeze"]
+    packages = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout.lower()
     assert not re.search(r"torch|plotly|^webdataset|opencv|dali", packages, re.MULTILINE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for form in FORMATS:
-        command = [tmp_path / "venv/bin/precache", "convert", raw_tree, tmp_path / form, "--format", form]
+        command = [programs / "precache", "convert", raw_tree, tmp_path / form, "--format", form]
         subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+
+
+TRAIN = """
+import sys
+import loaders
+
+assert loaders.__file__.startswith(sys.prefix), "the wheel, not the checkout"
+if __name__ == "__main__":
+    for path in ("photos", "data/shards"):
+        images, labels = next(iter(loaders.build(path, batch_size=16, augment="train")))
+        assert images.shape == (16, 3, 224, 224)
+"""
+WHOLE_PATH = """
+precache sample photos --images 64
+precache convert photos data/shards --format shards --splits train=0.75,val=0.25
+python train.py
+bench quickstart --images 64 --batches 4 --repeats 1
+"""
+
+
+@pytest.mark.network
+@pytest.mark.timeout(1800)  # 5 GB
+def test_the_wheel_that_make_builds_runs_the_whole_path(source: Path, tmp_path: Path) -> None:
+    subprocess.run(["make", "wheel", f"PYTHON={sys.executable}"], cwd=source, check=True)
+    (wheel,) = source.glob("dist/*.whl")
+    programs, environment = install(f"{wheel}[bench]", tmp_path / "venv")
+    (tmp_path / "train.py").write_text(TRAIN)
+    for program, *words in map(str.split, WHOLE_PATH.strip().splitlines()):
+        subprocess.run([programs / program, *words], env=environment, cwd=tmp_path, check=True)

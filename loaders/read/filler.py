@@ -2,12 +2,14 @@
 
 import math
 import mmap
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from loaders.augment import Crops, crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
-from precache.errors import ImageError
+from precache.engines.processes import memory_file
+from precache.errors import ImageError, open_files_error
 from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
 
@@ -75,40 +78,62 @@ class BufferPool:
 
 
 class SharedBuffers:
-    """Buffers for batches that forked worker processes fill; make it before the workers are forked.
+    """Buffers for batches that worker processes fill, which get the memory when they start.
 
     Without them each batch costs the workers fresh memory, and this process the mapping of its pages. The
-    memory is anonymous, because /dev/shm is small in containers, and taken when a buffer is first used. Where
-    the machine does not have as much, there are no buffers.
+    memory is a file without a name, because /dev/shm is small in containers, and taken when a buffer is first
+    used. Where the machine does not have as much, there are no buffers.
 
     Attributes:
-        memory: uint8 [buffers, samples, height, width, 3]; it changes in every process that is a fork.
+        memory: uint8 [buffers, samples, height, width, 3]; it changes in every process that has it.
+
+    Raises:
+        OpenFilesError: this process has too many open files.
     """
 
     def __init__(self, buffers: int, samples: int, size: Size) -> None:
         shape = (buffers, samples, *sides(size), 3)
         try:
-            memory = mmap.mmap(-1, max(1, math.prod(shape)))
-        except (OSError, OverflowError):  # too large for this machine, though real batches may be smaller
-            shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
-        self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
-        self._filling: set[int | None] = set()
+            self._file = memory_file()
+            self.memory = _map_file(self._file.fileno(), shape)
+        except (OSError, OverflowError) as error:
+            if (too_many := open_files_error(error)) is not None:
+                raise too_many from error
+            # too large for this machine, though real batches may be smaller
+            self.memory = np.empty((0, *shape[1:]), np.uint8)
+        self._taken: set[int | None] = set()
+
+    def __getstate__(self) -> tuple[Any, tuple[int, ...]]:
+        """Return what a process that starts needs to find the memory."""
+        return DupFd(self._file.fileno()), self.memory.shape
+
+    def __setstate__(self, state: tuple[Any, tuple[int, ...]]) -> None:
+        descriptor = state[0].detach()
+        self.memory = _map_file(descriptor, state[1])
+        os.close(descriptor)
 
     def take(self) -> int | None:
-        """Number of a free buffer, which is to be filled; None where all are in use."""
+        """Number of a free buffer, which is to be filled; None where there are none."""
         for number in range(len(self.memory)):
-            if number not in self._filling:
-                self._filling.add(number)
+            if number not in self._taken:
+                self._taken.add(number)
                 return number
         return None
 
     def free(self, number: int | None) -> None:
         """Take back a buffer whose batch has been copied, or was never filled; None is no buffer."""
-        self._filling.discard(number)
+        self._taken.discard(number)
 
     def reclaim(self) -> None:
         """Take back the buffers that were to be filled; no worker may be filling one."""
-        self._filling.clear()
+        self._taken.clear()
+
+
+def _map_file(descriptor: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Map a file as an array of this shape, which every process that maps it shares."""
+    size = max(1, math.prod(shape))
+    os.ftruncate(descriptor, size)
+    return np.frombuffer(mmap.mmap(descriptor, size), np.uint8, math.prod(shape)).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,20 @@
 Pictures are decoded as the converter decodes them. The served part is cut out of the whole upright picture
 and resized once, antialiased, as by torchvision's transforms. Batches cross the process boundary as uint8, in
 shared memory, and are copied out of it: what is served belongs to this process alone, so that no worker and
-no forked process writes into it, and no batch keeps a file open.
+no forked process writes into it. The memory is not torch's, which a worker hands over through a socket for
+each batch: that would keep a file open, and fail where the program has set a timeout for sockets.
 """
 
 import atexit
-import errno
 import gc
 import multiprocessing
 import os
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,6 +28,7 @@ from loaders.read.filler import BatchFiller, BufferPool, SharedBuffers
 from loaders.settings import LoaderSpec
 from loaders.threads import dead_worker_error, start_method
 from precache.errors import (
+    ImageError,
     OpenFilesError,
     SourceError,
     WorkerError,
@@ -36,6 +36,7 @@ from precache.errors import (
     os_reason,
     thread_errors,
 )
+from precache.pictures.jpeg import Pixels
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # wait for a thread or process that ends at once, or never
@@ -60,7 +61,7 @@ class ProcessesReader:
         self._own = BufferPool(samples, crops.size, spec.device)
         self._sampler = _Sampler(self._shared)
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops, spec.batch_size, self._shared.memory),
+            _RawTree(data, crops, spec.batch_size, self._shared),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # _RawTree takes the requests
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
@@ -75,29 +76,23 @@ class ProcessesReader:
         self._sampler.requests = requests
         try:
             for answer in self._start():
-                if not isinstance(answer.batch, DecodedBatch):
-                    raise answer.batch
-                yield self._copy_images(answer, answer.batch)
-        except (RuntimeError, EOFError, OSError) as error:
-            if isinstance(error, OSError):
-                check_open_files(error, error.filename)
-            elif "Too many open files" in str(error):  # torch has found out by opening some
-                check_open_files(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-            # EOFError, OSError: a worker died between announcing a batch and handing over its memory.
+                if answer.error is not None:
+                    raise answer.error
+                yield self._copy_images(answer)
+        except RuntimeError as error:
             if (death := dead_worker_error(error)) is not None:
                 raise death from error
             raise
 
-    def _copy_images(self, answer: "_Answer", batch: DecodedBatch) -> DecodedBatch:
+    def _copy_images(self, answer: "_Answer") -> DecodedBatch:
         """Return an answer's batch with its images in memory of this process."""
-        images: npt.NDArray[np.uint8] = batch.images.numpy()
-        if answer.is_in_buffer:
-            assert answer.buffer is not None
-            images = self._shared.memory[answer.buffer][: len(images)]
-        copy = self._own.take(len(images))
+        images = answer.images
+        if images is None:
+            images = self._shared.memory[answer.buffer][: answer.samples]
+        copy = self._own.take(answer.samples)
         np.copyto(copy.numpy(), images)  # torch's copy_ starts threads, for which the workers leave no CPU
         self._shared.free(answer.buffer)
-        return replace(batch, images=copy)
+        return DecodedBatch(copy, answer.refused)
 
     def _start(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader, and its workers before the first one."""
@@ -209,49 +204,45 @@ class _Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Answer of a worker to a request.
+    """Answer of a worker to a request: a batch, or an error.
 
     Attributes:
-        buffer: number of the buffer that the request came with.
-        batch: the batch; or an error, since torch would add a traceback to the message of a raised one.
-        is_in_buffer: whether the images lie in the buffer; those of the batch have no bytes then.
+        buffer: number of the buffer that the request came with, in which the images lie; None: there is none.
+        samples: number of images.
+        images: uint8 [samples, height, width, 3], where there is no buffer.
+        refused: see `DecodedBatch`.
+        error: the error, returned since torch would add a traceback to the message of a raised one.
     """
 
     buffer: int | None
-    batch: DecodedBatch | SourceError | OpenFilesError
-    is_in_buffer: bool = False
+    samples: int = 0
+    images: Pixels | None = None
+    refused: Mapping[int, ImageError] = field(default_factory=dict)
+    error: SourceError | OpenFilesError | None = None
 
 
 class _RawTree(Dataset[Any]):
-    """Decodes batches of a raw tree, in the worker process that calls it.
+    """Decodes batches of a raw tree, in the worker process that calls it."""
 
-    Args:
-        memory: that of `SharedBuffers`; None in a process that does not share it.
-    """
-
-    def __init__(
-        self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8] | None = None
-    ) -> None:
-        self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without the memory: a worker that is not a fork would fill a copy of it.
-        return _RawTree, (self._data, self._crops, self._batch_size)
+    def __init__(self, data: SplitData, crops: Crops, batch_size: int, buffers: SharedBuffers) -> None:
+        self._data, self._crops, self._batch_size, self._buffers = data, crops, batch_size, buffers
 
     def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> _Answer:
-        """Decode the batch of a request, into a buffer if one is given and shared with this process."""
+        """Decode the batch of a request, into its buffer if it has one."""
         request, buffer = request_and_buffer
-        memory = None if buffer is None or self._memory is None else self._memory[buffer]
+        memory = None if buffer is None else self._buffers.memory[buffer]
         filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
             pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
             batch = filler.fill(decoding.make_pictures(request, pictures))
         except (SourceError, OpenFilesError) as error:  # no fault of a picture, which could be left out
-            return _Answer(buffer, error)
-        if memory is None or batch.refused:
-            return _Answer(buffer, batch)
-        batch = replace(batch, images=torch.empty((len(batch.images), 0), dtype=torch.uint8))
-        return _Answer(buffer, batch, is_in_buffer=True)
+            return _Answer(buffer, error=error)
+        images: Pixels = batch.images.numpy()
+        if memory is None:
+            return _Answer(None, len(images), images, batch.refused)
+        if batch.refused:  # the others are copies
+            memory[: len(images)] = images
+        return _Answer(buffer, len(images), refused=batch.refused)
 
 
 def _identity(batch: Any) -> Any:

@@ -197,7 +197,7 @@ def _run_in_processes(
     answers: list[_Answer] = []
     with ExitStack() as started:
         with _explain_failed_start():
-            work = started.enter_context(_memory_file())
+            work = started.enter_context(memory_file())
         _write_work(work, function)
         # all before the first task, because sending one may wait until its worker can read it
         idle = [started.enter_context(_Worker(work)) for _ in first_tasks]
@@ -296,7 +296,7 @@ class _Worker:
         self._reported = 0
         with _explain_failed_start():
             self.connection, worker_end = multiprocessing.Pipe()
-            with worker_end, _memory_file() as memory:
+            with worker_end, memory_file() as memory:
                 self._shared = _map_progress(memory.fileno())
                 descriptors = (worker_end.fileno(), memory.fileno(), work.fileno())
                 with _block_interrupts():  # on Ctrl-C this process ends the run
@@ -388,7 +388,7 @@ def _module_path() -> Iterator[str]:
             yield began_in
 
 
-def _memory_file() -> IO[bytes]:
+def memory_file() -> IO[bytes]:
     """Return a new file that two processes can map: in memory, or where systems cannot, a temporary one."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("precache"), "r+b")

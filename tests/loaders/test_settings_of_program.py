@@ -88,8 +88,8 @@ def test_no_global_decides_what_build_serves_or_is_changed(tmp_path: Path) -> No
         precache.convert(tmp_path / "tree", tmp_path / name, recipe, workers=0, max_rejects=1)
     command = [sys.executable, "-m", __name__, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=False)
-    assert child.returncode == 0, child.stderr
+    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, f"it ended with {child.returncode}:\n{child.stderr}"
     assert json.loads(child.stdout) == {}
 
 

@@ -282,9 +282,9 @@ def _read_next(readings: deque[_Reading], reading: _Reading) -> None:
         reading.put_next()
 
 
-def _end_readings(readings: deque[_Reading], kept: int) -> None:
-    """End all but the `kept` last of the readings."""
-    while len(readings) > kept:
+def _end_readings(readings: deque[_Reading], count: int) -> None:
+    """End all but the last `count` readings."""
+    while len(readings) > count:
         readings.popleft().end()
 
 

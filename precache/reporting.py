@@ -86,9 +86,9 @@ def explain_failed_writing(
         if _CALLBACK_MARK in error.__dict__:
             raise
         check_open_files(error, error.filename)
-        kept = f" {describe_kept()}" if describe_kept is not None else ""
+        note = f" {describe_kept()}" if describe_kept is not None else ""
         raise DatasetError(
-            f"cannot be written ({os_reason(error)}){kept}", path=error.filename or path, remedy=remedy
+            f"cannot be written ({os_reason(error)}){note}", path=error.filename or path, remedy=remedy
         ) from error
 
 

@@ -68,8 +68,8 @@ def test_one_thread_reads_one_source_after_the_other() -> None:
     assert threading.active_count() == threads
     # the last two of a source may come when the next one has begun in this thread, never in the reading one
     for number in range(20):
-        told, closed = (events.index(f"source {number} is {what}") for what in ("told", "closed"))
-        assert told < closed
+        first, last = (events.index(f"source {number} is {event}") for event in ("told", "closed"))
+        assert first < last
     assert [event for event in events if "closed" in event] == [f"source {n} is closed" for n in range(20)]
     with pytest.raises(StopIteration):
         next(prefetch)

@@ -18,7 +18,7 @@ from bench.report.regression import (
     make_difference_table,
 )
 from bench.report.result import Document, Result
-from bench.report.stats import disturbance
+from bench.report.sentences import disturbance
 from bench.report.words import say
 from precache.cli.commandline import PATH, STDOUT, debug_option
 from precache.cli.terminal import note

@@ -12,19 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-import numpy as np
 import psutil
 import torch
-from msgspec import structs
 
 from bench.report.result import Activity
-from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
 _MEMORY_SAMPLING_SHARE = 0.02
 """Limit of a core's time that samples of memory take: those of a large process take long, and are rarer."""
-_GPU_MEMORY_LIMIT = 0.9
-_SWAP_LIMIT_BYTES = 1 << 20
 
 
 class Monitor:
@@ -60,10 +55,7 @@ class Monitor:
         """Return all samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
-        watched = Activity(tuple(self._times_s), series)
-        interval_s = np.diff(self._times_s, prepend=0.0)
-        swapped_bytes = float(np.dot(series.get("swap_bytes_per_s", ()), interval_s))
-        return structs.replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped_bytes)))
+        return Activity(tuple(self._times_s), series)
 
     def _run(self) -> None:
         start_s = time.perf_counter()
@@ -119,28 +111,6 @@ def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
             read()
             available[name] = read
     return available
-
-
-def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: float) -> list[str]:
-    """Return a sentence for each resource that was used up.
-
-    Args:
-        peak, mean: see `bench.report.result.Activity`.
-    """
-    flags = []
-    if peak.get("gpu_memory_share", 0.0) > _GPU_MEMORY_LIMIT:
-        flags.append(
-            f"GPU memory was filled to {peak['gpu_memory_share']:.0%}: a larger batch or picture may not fit."
-        )
-    busy = describe_busy_cores(mean.get("cpu_share", 0.0))
-    if busy is not None:
-        flags.append(busy)
-    if swapped_bytes >= _SWAP_LIMIT_BYTES:
-        flags.append(
-            f"The machine swapped {swapped_bytes / 2**20:,.0f} MiB in and out: use less memory, as fewer "
-            f"workers or smaller batches do."
-        )
-    return flags
 
 
 def tree_memory(pid: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,14 +37,12 @@ class Candidate:
         split: the training split of the folder; None until `open_candidates` has opened it.
         link_folder: folder of links to a part of a raw tree, where only that part is served; see
             `bench.measure.candidates.same_pictures`.
-        shares_kind: whether another folder of the comparison holds the same kind of data.
     """
 
     backend: str
     path: Location
     split: SplitData | None = field(default=None, compare=False, repr=False)
     link_folder: Path | None = field(default=None, compare=False, repr=False)
-    shares_kind: bool = field(default=False, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -72,12 +69,6 @@ class Candidate:
     def has_own_recipe(self) -> bool:
         """Whether the loader may serve another dtype and fewer pictures of the tree than the others."""
         return self.backend == TODAY_BACKEND
-
-    @property
-    def description(self) -> str:
-        """Kind of the data, for tables, with the folder's name where several folders have that kind."""
-        kind = self.data.kind if self.data.kind != RAW else "raw tree"
-        return f"{kind} {self.path.name}" if self.shares_kind else kind
 
     @property
     def image_bytes(self) -> float | None:
@@ -171,8 +162,6 @@ def open_candidates(candidates: Sequence[Candidate]) -> tuple[list[Candidate], d
             failures[candidate.label] = str(split)
         else:
             opened.append(replace(candidate, split=split))
-    kinds = Counter(split.kind for split in splits.values() if isinstance(split, SplitData))
-    opened = [replace(candidate, shares_kind=kinds[candidate.data.kind] > 1) for candidate in opened]
     return opened, failures
 
 

@@ -28,7 +28,7 @@ from bench.report import loaders
 from bench.report.gain import TODAY_BACKEND
 from bench.report.grid import Point, find_reason_to_skip, point_of
 from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, STAGES, TRAINER, TRANSFER
-from bench.report.result import Result, Trial
+from bench.report.result import Result, Trial, name_data
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -298,7 +298,7 @@ class _Turns:
                 point_of(row): row
                 for row in rows
                 if row.key["backend"] == candidate.backend
-                and row.key["data"] == loaders.name_data(str(candidate.path), self.trials.settings)
+                and row.key["data"] == name_data(str(candidate.path), self.trials.settings)
                 and row.key["trainer"] == trainer
                 and point_of(row) != point
             }
@@ -345,7 +345,7 @@ def _describe_data(
         folder = data.setdefault(
             str(candidate.path),
             {
-                "name": candidate.description,
+                "kind": split.kind,
                 "samples": len(split),
                 "digest": split.digest,
                 "convert_s": convert_s.get(candidate.path),
@@ -380,11 +380,9 @@ def check_served(served: Mapping[Candidate, Trial]) -> None:
     works, sizes = {}, {}
     for candidate, trial in served.items():
         images, ids = int(trial.numbers["served_images"]), int(trial.numbers["served_ids"])
-        shapes = trial.facts["shapes"]
-        squares = " and ".join(sorted({shape.partition(" ")[0] for shape in shapes.split(" and ")}))
-        sizes[candidate.label] = f"{images:,} images, {squares}"
+        sizes[candidate.label] = f"{images:,} images, {trial.facts['sides']}"
         if not candidate.has_own_recipe:
-            works[candidate.label] = f"{images:,} images, {ids:,} distinct ids, {shapes}"
+            works[candidate.label] = f"{images:,} images, {ids:,} distinct ids, {trial.facts['shapes']}"
     _check_equal(works)
     _check_equal(sizes)
 

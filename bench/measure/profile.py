@@ -16,6 +16,7 @@ from bench.measure.candidates import Candidate, open_candidates
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import resolve_trainer
 from bench.measure.trial import HostClock, measure
+from bench.report.result import is_emulated
 from bench.report.words import machine_line, say
 from precache.errors import DatasetError
 from precache.reporting import quantity
@@ -51,8 +52,7 @@ def profile(
     candidate = opened[0]
     device = settings.device
     chosen_trainer = resolve_trainer(settings.trainer, device)
-    is_emulated = chosen_trainer.startswith("emulated")
-    trainer = _INSTEAD_OF_EMULATED if is_emulated else chosen_trainer
+    trainer = _INSTEAD_OF_EMULATED if is_emulated(chosen_trainer) else chosen_trainer
     batch_size = min(batch_size, len(candidate.data))
     check_fills_batch(batch_size, len(candidate.data))
     settings = replace(
@@ -77,7 +77,7 @@ def profile(
     averages = clock.profiler.key_averages()
     table = averages.table(sort_by=sort_by, row_limit=_OPERATORS_IN_TABLE, max_name_column_width=40)
     click.echo("\n" + table)
-    replaced = f" (instead of {chosen_trainer}, which does not compute)" if is_emulated else ""
+    replaced = f" (instead of {chosen_trainer}, which does not compute)" if trainer != chosen_trainer else ""
     say(
         f"trainer {trainer}{replaced}, batch {batch_size} of {settings.size}x{settings.size}, "
         f"{quantity(workers, 'worker')}, {quantity(STEPS, 'step')} after {settings.warmup}; "

@@ -95,7 +95,7 @@ def compare_ranks(
         "device": device.type,
         "data": {
             str(candidate.path): {
-                "name": candidate.description,
+                "kind": candidate.data.kind,
                 "samples": len(candidate.data),
                 "digest": candidate.data.digest,
             }

@@ -34,8 +34,7 @@ from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
 from bench.report.gain import TODAY_BACKEND
 from bench.report.loaders import FED, LOADER, TRAINER
 from bench.report.recommendation import make_result
-from bench.report.result import Result, Trial
-from bench.report.verdict import RAW_TREE
+from bench.report.result import RAW, Result, Trial
 from loaders.dataset import open_split
 from precache.errors import (
     DatasetError,
@@ -88,7 +87,7 @@ class Question:
     @property
     def loaders(self) -> list[str]:
         """Names of `bench.report.forecast.BACKENDS` to measure, today's first."""
-        return [TODAY_BACKEND, RAW_TREE, *(name for name in FORMATS if name in self.formats)]
+        return [TODAY_BACKEND, RAW, *(name for name in FORMATS if name in self.formats)]
 
 
 def recommend(
@@ -152,7 +151,7 @@ def _describe(question: Question, settings: Settings) -> dict[str, Any]:
         "pictures": scan.digest,
         "data": {
             str(scan.root): {
-                "name": RAW_TREE,
+                "kind": RAW,
                 "samples": len(scan.samples),
                 "train_samples": train_images(scan),
                 "image_bytes": float(scan.samples.file_bytes.mean()),
@@ -188,7 +187,7 @@ def _measure(
     trees = _take_sample(trials, question, settings, folder)
     folders: dict[str, Path] = {}
     for name in question.loaders:
-        if name in (TODAY_BACKEND, RAW_TREE):
+        if name in (TODAY_BACKEND, RAW):
             folders[name] = trees.large
             continue
         try:

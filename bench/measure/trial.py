@@ -298,6 +298,7 @@ def _time_batches(
     """
     ids: list[list[torch.Tensor]] = [[]]  # of each batch, by epoch
     shapes: set[str] = set()
+    sides: set[str] = set()
     clock = clock or make_clock(settings.device)
 
     def step(batch: Batch, starts_epoch: bool) -> None:
@@ -305,7 +306,9 @@ def _time_batches(
         if starts_epoch:
             ids.append([])
         ids[-1].append(batch.ids)
-        shapes.add(f"{'x'.join(map(str, batch.images.shape[1:]))} {batch.images.dtype}")
+        side = "x".join(map(str, batch.images.shape[1:]))
+        sides.add(side)
+        shapes.add(f"{side} {batch.images.dtype}")
 
     start_s = time.perf_counter()
     step(*next(batches))
@@ -345,7 +348,7 @@ def _time_batches(
     return Trial(
         numbers=numbers,
         series={"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))},
-        facts={"shapes": " and ".join(sorted(shapes))},
+        facts={"shapes": " and ".join(sorted(shapes)), "sides": " and ".join(sorted(sides))},
         activity=None if monitor is None else monitor.result(),
     )
 

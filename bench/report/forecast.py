@@ -18,9 +18,8 @@ from typing import Any
 
 from bench.report.gain import TODAY_BACKEND, busy_share, find_gain
 from bench.report.loaders import FED, LOADER, TRAINER
-from bench.report.result import Row, Trial
+from bench.report.result import RAW, Row, Trial, is_emulated
 from bench.report.stats import Estimate, estimate
-from bench.report.verdict import RAW_TREE
 from precache.formats import FORMATS
 from precache.pictures.images import MAX_SIZE
 
@@ -28,11 +27,11 @@ DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
 """Kinds of trials, `key["kind"]`, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
 PREDICTED = "predicted"
 """Name of the trainer in predicted rows: training on the whole data set was not run."""
-AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
+AS_IT_IS = (TODAY_BACKEND, RAW)
 """Loaders of the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
 BACKENDS = {
     TODAY_BACKEND: TODAY_BACKEND,
-    RAW_TREE: "pytorch",
+    RAW: "pytorch",
     **{name: form.backend for name, form in FORMATS.items()},
 }
 """Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
@@ -116,10 +115,10 @@ class Inputs:
         """Describe the accelerators, like 'an accelerator of 1,000 images/s'.
 
         Args:
-            trainer: name of the trainer, which begins with 'emulated' where no model is trained.
+            trainer: name of the trainer.
         """
         rate = f"of {self.trainer_images_per_s:,.0f} images/s"
-        kind = "emulated accelerator" if trainer.startswith("emulated") else "accelerator"
+        kind = "emulated accelerator" if is_emulated(trainer) else "accelerator"
         return f"an {kind} {rate}" if self.gpus == 1 else f"{self.gpus} {kind}s {rate}"
 
 
@@ -255,10 +254,11 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
         write_s = size_bytes / inputs.disk_bytes_per_s
         values["convert_s"] = estimate([profile.startup_s + max(work_s, write_s)])
     backend = BACKENDS[profile.name]
-    data = profile.name if is_converted else RAW_TREE
+    data_kind = profile.name if is_converted else RAW
     return Row(
-        name="loaders.build" if profile.name == RAW_TREE else profile.name,
-        key={"backend": backend, "data": data, "trainer": PREDICTED},
+        name="loaders.build" if profile.name == RAW else profile.name,
+        key={"backend": backend, "data": data_kind, "trainer": PREDICTED},
+        data_kind=data_kind,
         values=values,
         texts=texts,
     )

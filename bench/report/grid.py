@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bench.report.result import Row
 from bench.report.stats import NEGLIGIBLE_SHARE
-from bench.report.verdict import KEEPS_UP, NO_TRAINER, UNCLEAR, judge, lost_share, training_rate
+from bench.report.verdict import Verdict, judge, training_rate
 from precache.reporting import quantity
 
 FALLING_SHARE = 0.9
@@ -57,7 +57,7 @@ def find_reason_to_skip(
     rates = {other: training_rate(row).median for other, row in measured.items()}
     fewer = [other for other in _series(rates, point.batch_size) if other.workers < point.workers]
     for other in fewer:
-        if judge(measured[other].values.get("fed_ratio")) == KEEPS_UP:
+        if judge(measured[other].values.get("fed_ratio")) == Verdict.KEEPS_UP:
             return f"the trainer does not wait with {quantity(other.workers, 'worker')}"
     if len(fewer) > 1:
         most, best = fewer[-1], max(fewer, key=rates.__getitem__)
@@ -90,31 +90,13 @@ def choose(rows: Iterable[Row]) -> tuple[Row, Row]:
     best = max(rates, key=rates.__getitem__)
     fast_points = [point for point, rate in rates.items() if rate >= (1 - NEGLIGIBLE_SHARE) * rates[best]]
     series = _series(rates, min(point.batch_size for point in fast_points))
-    for verdict in (KEEPS_UP, UNCLEAR):
+    for verdict in (Verdict.KEEPS_UP, Verdict.UNCLEAR):
         for point in series:
             if judge(measured[point].values.get("fed_ratio")) == verdict:
                 return measured[point], measured[best]
     largest_rate = max(rates[point] for point in series)
     fast_enough = [point for point in series if rates[point] >= (1 - NEGLIGIBLE_SHARE) * largest_rate]
     return measured[fast_enough[0]], measured[best]
-
-
-def describe_choice(loader: str, chosen: Row, best: Row) -> str:
-    """Write the sentence that says which point to choose."""
-    rate, best_rate = training_rate(chosen).median, training_rate(best).median
-    text = f"{loader}: choose {point_of(chosen).words}: {rate:,.0f} images/s"
-    if chosen is not best:
-        text += f", {rate / best_rate:.0%} of the best ({best_rate:,.0f} with {point_of(best).words})"
-    ratio = chosen.values.get("fed_ratio")
-    verdict = judge(ratio)
-    if verdict == NO_TRAINER or ratio is None:
-        return f"{text}."
-    if verdict == KEEPS_UP:
-        return f"{text}; the trainer does not wait."
-    if verdict == UNCLEAR:
-        return f"{text}; the trainer may wait: the runs disagree."
-    lost = f"it gets {lost_share(ratio):.0%} fewer images/s than alone"
-    return f"{text}; the trainer waits with every number of workers: {lost}."
 
 
 def _series(points: Iterable[Point], batch_size: int) -> list[Point]:

@@ -10,7 +10,8 @@ from typing import Any
 from bench.report import stats
 from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
-from bench.report.stats import Estimate, disturbance
+from bench.report.sentences import disturbance
+from bench.report.stats import Estimate
 from bench.report.words import duration, machine_line, number
 from precache.reporting import human_bytes, quantity
 

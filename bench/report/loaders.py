@@ -1,4 +1,4 @@
-"""Result of `bench loaders`: rows from trials, their bottlenecks, and the answer. Pure.
+"""Result of `bench loaders`: rows from trials, and what `bench.report.sentences` says about them. Pure.
 
 The `key` of a trial says what was measured: {"kind": LOADER, "backend", "data", "workers", "batch_size",
 "repeat"}, where `data` is a folder of `settings["data"]`. A trial of FED has "trainer", too; those of TRAINER
@@ -7,19 +7,28 @@ and TRANSFER have no backend, data and workers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bench.report import stats
-from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_real_loader, saved_share, times
-from bench.report.grid import choose, describe_choice
-from bench.report.result import Result, Row, Trial
+from bench.report.gain import TODAY_BACKEND, busy_share, find_gain, is_real_loader
+from bench.report.grid import choose
+from bench.report.result import RAW, Result, Row, Stage, Trial, name_data
+from bench.report.sentences import (
+    answer,
+    describe_choice,
+    describe_conditions,
+    describe_row,
+    describe_saving,
+    disturbance,
+    name_accelerator,
+    name_loader,
+    name_row,
+    next_step,
+)
 from bench.report.spikes import analyse
-from bench.report.stats import Estimate, disturbance, is_disturbed
-from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
-from bench.report.words import machine_line
+from bench.report.stats import Estimate, exactly, is_disturbed
+from bench.report.verdict import SYNTHETIC, explain
 from precache.formats import FORMATS
-from precache.reporting import quantity
 
 LOADER, COLD, FED, STAGES = "loader", "cold", "fed", "stages"
 TRAINER, TRANSFER = "trainer", "transfer"
@@ -28,7 +37,6 @@ NO_TRAINER = "none"
 QUESTION = "Does the trainer wait for data?"
 _DECODERS = ("imagefolder", "pytorch", *(form.backend for form in FORMATS.values() if not form.holds_pixels))
 """Backends that decode JPEGs."""
-_DEFAULTS = {"shuffle": "auto", "cache": None, "compiled": False, "amp": "off"}
 
 
 def make_result(
@@ -47,7 +55,7 @@ def make_result(
         skipped: loaders that could not be measured, and why.
         gpu_price: dollars per hour of the accelerator; None leaves money out.
     """
-    rows = make_rows(settings, trials)
+    rows = [replace(row, sentences=describe_row(row)) for row in make_rows(settings, trials)]
     other_cpu = other_cpu_share(trials)
     repeats = _fewest_repeats(trials)
     has_winner = repeats > 1 and not is_disturbed(other_cpu)
@@ -77,8 +85,8 @@ def make_result(
         answer=tuple(paragraphs),
         best=tuple(position for position, row in enumerate(rows) if any(row is other for other in best)),
         bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
-        conditions=tuple(describe_conditions(machine, settings, rows, trials)),
-        next_step=_next_step(chosen, settings) if has_winner else "",
+        conditions=describe_conditions(machine, settings, rows, trials, repeats),
+        next_step=next_step(chosen, settings) if has_winner else "",
         skipped=dict(skipped),
     )
 
@@ -166,13 +174,15 @@ def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]
                     if loader["batch_size"] == batch_size and loader["workers"] == workers
                 ]
                 batch_rows: list[Row] = []
-                rest: dict[int, str] = {}
+                rest: dict[int, Stage] = {}
                 for loader in candidates:
                     row = _make_row(index, loader, trainer, settings)
                     if row is not None:
                         rest[len(batch_rows)] = _rest_stage(index, loader, row, settings)
                         batch_rows.append(row)
-                rows += explain(batch_rows, workers, batch_size, settings["cpus"], rest)
+                # a worker per CPU that was measured needs no prediction
+                cpus = workers if settings["cpus"] in settings["workers"] else settings["cpus"]
+                rows += explain(batch_rows, workers, batch_size, cpus, rest)
     return rows
 
 
@@ -210,7 +220,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         }
         last = fed.trials[-1]
         starts = tuple(int(start) for start in last.series.get("epoch_starts", ()))
-        batches = analyse(last.series["wait_s"], last.series["step_s"], starts, loader["workers"])
+        batches = analyse(last.series["wait_s"], last.series["step_s"], starts)
         activity = next((trial.activity for trial in reversed(fed.trials) if trial.activity), None)
     values |= _stored_values(loader, settings)
     key = {
@@ -221,8 +231,9 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         "batch_size": loader["batch_size"],
     }
     return Row(
-        name=_name_row(key, settings),
+        name=name_row(key, settings),
         key=key,
+        data_kind=settings["data"].get(loader["data"], {}).get("kind", ""),
         values=values,
         batches=batches,
         activity=activity,
@@ -245,76 +256,36 @@ def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
     }
     if gaps and values["batch_s"].median > 0:
         gap = max(gaps) / values["batch_s"].median
-        values["epoch_gap_ratio"] = Estimate(gap, gap, gap)
+        values["epoch_gap_ratio"] = exactly(gap)
     return values
 
 
 def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Estimate]:
     """Disk and time that a loader's converted data takes; empty for a raw tree and for noise."""
     data = settings["data"].get(loader["data"], {})
-    if (
-        str(data.get("name")).startswith(RAW_TREE)
-        or loader["backend"] == SYNTHETIC
-        or settings.get("cache") is not None
-    ):
+    if data.get("kind") == RAW or loader["backend"] == SYNTHETIC or settings.get("cache") is not None:
         return {}
     values = {}
     for name in ("stored_bytes", "convert_s"):
         if data.get(name) is not None:
-            values[name] = Estimate(data[name], data[name], data[name])
+            values[name] = exactly(data[name])
     return values
 
 
-def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> str:
-    """Name the stage to which that part of the loader's time belongs that no timed stage explains."""
+def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> Stage:
+    """Choose the stage to which that part of the loader's time belongs that no timed stage explains."""
     if "read_images_per_s" in row.values:
-        return "collate"
+        return Stage.COLLATE
     is_cached = settings.get("cache") is not None
-    stage = "decode" if loader["backend"] in _DECODERS and not is_cached else "collate"
+    decodes = loader["backend"] in _DECODERS and not is_cached
     alone = index.find(LOADER, **loader)
     assert alone is not None, "the row has it"
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in alone.trials)
     cold = row.values.get("cold_images_per_s")
     is_disk_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
     if was_warm or is_cached or is_disk_apart or loader["backend"] == SYNTHETIC:
-        return stage
-    return f"storage or {stage}"
-
-
-def name_data(path: str, settings: Mapping[str, Any]) -> str:
-    """Name of a folder's data in tables: its kind, and the folder's name where several are of that kind."""
-    names = {folder: str(data["name"]) for folder, data in settings["data"].items()}
-    if path not in names:
-        return path
-    name = names[path]
-    return f"{name} {Path(path).name}" if list(names.values()).count(name) > 1 else name
-
-
-def _name_row(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Name of a loader in tables, with 'ours', because `pytorch` and `webdataset` are libraries, too."""
-    backend, data = key["backend"], key["data"]
-    if backend == TODAY_BACKEND:
-        name = "imagefolder (torchvision)"
-    elif backend == SYNTHETIC:
-        name = "synthetic (noise)"
-    elif data == backend:
-        name = f"{backend} (ours)"
-    else:
-        name = f"{backend} (ours, {data})"
-    name += _name_point(key, settings)
-    if len(settings["trainers"]) > 1:
-        name += f", fed to {key['trainer']}"
-    return name
-
-
-def _name_point(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Name workers and batch size where rows differ in them."""
-    text = ""
-    if len(settings["workers"]) > 1:
-        text += f", {quantity(key['workers'], 'worker')}"
-    if len(settings["batch_sizes"]) > 1:
-        text += f", batch {key['batch_size']:,}"
-    return text
+        return Stage.DECODE if decodes else Stage.COLLATE
+    return Stage.STORAGE_OR_DECODE if decodes else Stage.STORAGE_OR_COLLATE
 
 
 def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
@@ -333,8 +304,7 @@ def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     for (backend, data, _), loader_rows in series.items():
         row, best = choose(loader_rows)
         chosen.append(row)
-        loader = backend if backend == data else f"{backend} on {data}"
-        sentences.append(describe_choice(loader, row, best))
+        sentences.append(describe_choice(name_loader(backend, data), row, best))
     return chosen, sentences
 
 
@@ -344,25 +314,10 @@ def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Ro
     for row in rows:
         group = [other for other in rows if other.key["trainer"] == row.key["trainer"]]
         today = find_gain(group).today
-        text = "" if today is None else _describe_saving(row, today, gpu_price)
+        text = "" if today is None else describe_saving(row, today, gpu_price)
         texts = {**row.texts, "saves": text} if text else row.texts
         compared.append(replace(row, texts=texts, baseline=row is today))
     return compared
-
-
-def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
-    if row is today:
-        return "what people have today"
-    if row.key["backend"] == SYNTHETIC:
-        return ""
-    saved = saved_share(row, today)
-    now, then = training_rate(today), training_rate(row)
-    if "fed_ratio" not in row.values:
-        return f"{times(then.median / now.median)} as many" if saved is not None else ""
-    if saved is None:
-        return "slower than today" if then.high < now.low else "as today, within noise"
-    money = "" if gpu_price is None else f", ${saved * gpu_price:,.2f} an hour"
-    return f"saves {60 * saved:.0f} of 60 min{money}"
 
 
 def _answer_for_trainers(
@@ -390,75 +345,3 @@ def _answer_for_trainers(
             sentences[0] = f"{name}: {sentences[0]}"
         paragraphs.append(tuple(sentences))
     return paragraphs
-
-
-def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
-    """Name of what the row's loader feeds, in sentences."""
-    trainer = row.key["trainer"]
-    if trainer.startswith("emulated") and "trainer_images_per_s" in row.values:
-        return f"an emulated accelerator of {row.values['trainer_images_per_s'].median:,.0f} images/s"
-    on_cpu = str(settings.get("device", "cpu")) == "cpu"
-    return f"{trainer} on this CPU" if on_cpu else "this accelerator"
-
-
-def describe_conditions(
-    machine: Mapping[str, str], settings: Mapping[str, Any], rows: Sequence[Row], trials: Sequence[Trial]
-) -> list[str]:
-    """Write the conditions under which the figures hold: machine, data and work, a sentence each."""
-    trainers: dict[str, str] = {}
-    for row in rows:
-        if "trainer_images_per_s" in row.values:
-            rate = row.values["trainer_images_per_s"].median
-            trainers.setdefault(row.key["trainer"], f"{row.key['trainer']} ({rate:,.0f} images/s)")
-    folders = dict.fromkeys(
-        f"{path} ({quantity(data['samples'], 'picture')})" for path, data in settings["data"].items()
-    )
-    sizes = " and ".join(f"{size:,}" for size in settings["batch_sizes"])
-    workers = ", ".join(map(str, settings["workers"]))
-    was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
-    repeats = _fewest_repeats(trials)
-    unusual = [
-        f"{name} {settings[name]}"
-        for name, default in _DEFAULTS.items()
-        if settings.get(name, default) != default
-    ]
-    work = [
-        f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
-        f"batch {sizes} of {settings['size']}x{settings['size']}",
-        f"augment {settings['augment']}",
-        *unusual,
-        f"{workers} worker{'' if workers == '1' else 's'}",
-        f"page cache {'warm' if was_warm else 'not warmed: larger than memory'}",
-        f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each",
-    ]
-    sentences = [machine_line(machine)]
-    if folders:
-        sentences.append(f"data: {', '.join(folders)}")
-    sentences += [", ".join(work), "ours: this project's loaders, by their --backend names"]
-    refused = next((trial.facts["refused"] for trial in trials if "refused" in trial.facts), "")
-    if refused:
-        sentences.append(
-            f"a training with ImageFolder stops at a picture that Pillow cannot open, as {refused}; here the "
-            f"next picture was served instead"
-        )
-    sentences += dict.fromkeys(note for data in settings["data"].values() for note in data.get("notes", ()))
-    return [f"{sentence}." for sentence in sentences]
-
-
-def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    """Write the line that a reader would type next; empty where there is nothing to do."""
-    real_rows = [row for row in rows if is_real_loader(row) and row.key["trainer"] == rows[0].key["trainer"]]
-    gain = find_gain(real_rows)
-    if gain.today is None:
-        return ""
-    if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
-        return ""
-    paths = {name_data(path, settings): path for path in settings["data"]}
-    if gain.best and gain.best[0].key["data"] in paths:
-        backend, data = gain.best[0].key["backend"], gain.best[0].key["data"]
-        is_usual = backend == "pytorch" or str(data).startswith(backend)
-        chosen = "" if is_usual else f", backend={backend!r}"
-        return f"Next: loaders.build({paths[data]!r}{chosen}) in your training code."
-    if all(reads_tree(row) for row in real_rows) and gain.today.key["data"] in paths:
-        return f"Next: 'bench recommend {paths[gain.today.key['data']]}' says what converting would bring."
-    return ""

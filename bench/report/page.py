@@ -16,6 +16,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.report.result import Activity, Batches, Result, Row, format_document
+from bench.report.sentences import name_loader
 from bench.report.show import printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
@@ -180,7 +181,7 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
                 )
         chart = figure(traces, 280, "workers", "images/s")
         chart.update_xaxes(type="category", categoryarray=[str(count) for count in counts])
-        loader = backend if backend == data else f"{backend} on {data}"
+        loader = name_loader(backend, data)
         yield (
             f"{loader}: a flat line gains nothing from more workers; dotted: the trainer alone",
             chart.update_yaxes(rangemode="tozero"),
@@ -204,7 +205,7 @@ def _draw_details(result: Result) -> Iterator[str]:
             figures["Each batch: a high orange bar is a wait"] = _draw_batches(row.batches)
         if row.activity is not None:
             figures |= dict(_draw_activity(row.activity))
-        sentences = " ".join(sentence for sentence in (row.advice, *row.findings) if sentence)
+        sentences = " ".join(row.sentences)
         if not sentences and not figures and not row.paste:
             continue
         parts = [page.paragraphs([sentences[:1].upper() + sentences[1:]]), _draw_stages(row)]
@@ -224,7 +225,7 @@ def _draw_facts(result: Result) -> str:
 def _draw_stages(row: Row) -> str:
     """Draw a table of images/s of each stage alone, the slowest first; empty where none was timed."""
     rows = [
-        (stage, f"{rate:,.0f}", "the bottleneck" if stage == row.bottleneck else "")
+        (stage.value, f"{rate:,.0f}", "the bottleneck" if stage == row.bottleneck else "")
         for stage, rate in sorted(row.stages.items(), key=lambda pair: pair[1])
     ]
     return Table(("stage alone", "images/s", ""), rows, words=("",)).html() if rows else ""

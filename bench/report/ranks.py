@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.report import stats
-from bench.report.result import Result, Row, Trial
+from bench.report.result import Result, Row, Trial, name_data
+from bench.report.sentences import name_loader
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from bench.report.words import machine_line
 from precache.reporting import quantity
@@ -38,7 +39,7 @@ def make_result(
     paragraphs = []
     for backend, data in loaders:
         own = [trial for trial in trials if (trial.key["backend"], trial.key["data"]) == (backend, data)]
-        made, sentences = _make_rows(backend, str(settings["data"][data]["name"]), own, settings["ranks"])
+        made, sentences = _make_rows(backend, name_data(data, settings), own, settings["ranks"])
         rows += made
         paragraphs.append(tuple(sentences))
     was_warm = all(trial.numbers["page_cache_is_warm"] for trial in trials)
@@ -75,7 +76,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
         own = [trial for trial in trials if trial.key["kind"] == kind and trial.key["rank"] == rank]
         return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.key["repeat"])]
 
-    loader = backend if backend == data else f"{backend} on {data}"
+    loader = name_loader(backend, data)
     key = {"backend": backend, "data": data, "trainer": trials[0].key["trainer"]}
     alone = rates(ALONE, 0)
     totals = [sum(repeat) for repeat in zip(*(rates(IN_STEP, rank) for rank in range(ranks)), strict=True)]

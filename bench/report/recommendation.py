@@ -1,6 +1,6 @@
 """Result of `bench recommend`: the answer, the pictures that cannot be read, and the lines to paste. Pure.
 
-`bench.report.forecast` predicts the figures, and `bench.report.gain` writes the sentences about gains.
+`bench.report.forecast` predicts the figures, and `bench.report.sentences` writes the sentences about gains.
 """
 
 import math
@@ -20,11 +20,12 @@ from bench.report.forecast import (
     predict,
     stored_size,
 )
-from bench.report.gain import TODAY_BACKEND, answer, find_gain, source_name
+from bench.report.gain import TODAY_BACKEND, find_gain
 from bench.report.loaders import TRAINER, other_cpu_share
-from bench.report.result import Result, Row, Trial
+from bench.report.result import Result, Row, Trial, is_emulated
+from bench.report.sentences import answer, source_name
 from bench.report.stats import is_disturbed
-from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
+from bench.report.verdict import Verdict, judge, reads_tree
 from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
@@ -191,7 +192,7 @@ def _build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: boo
 def _serves_uint8(settings: Mapping[str, Any]) -> bool:
     """Whether the timed batches were uint8 on the CPU, as a GPU gets them: no real trainer took them."""
     trainer = str(settings["trainer"])
-    return bool(settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated")))
+    return bool(settings["device"] == "cpu" and (trainer == "none" or is_emulated(trainer)))
 
 
 def _next_steps(
@@ -203,7 +204,7 @@ def _next_steps(
 ) -> list[str]:
     """Write lines to paste, each below its purpose; none where nothing gains or the machine was busy."""
     gain, best = find_gain(rows, rows[0]), _best_row(rows, other_cpu)
-    if is_disturbed(other_cpu) or judge(rows[0].values["fed_ratio"]) == KEEPS_UP or not gain.best:
+    if is_disturbed(other_cpu) or judge(rows[0].values["fed_ratio"]) == Verdict.KEEPS_UP or not gain.best:
         return []
     source, data = list(settings["data"].items())[-1]
     steps = []
@@ -268,7 +269,7 @@ def _conditions(
         sentences.append(
             f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}."
         )
-    if any(row.key["data"] != RAW_TREE for row in rows):
+    if any(not reads_tree(row) for row in rows):
         sentences.append(RULE)
         if settings["stored_size"] < stored_size(side):
             sentences.append(RISK)

@@ -2,15 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from bench.report import stats
-from bench.report.result import Result, Row
+from bench.report.result import Result, Row, name_data
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table
 
-REGRESSION, WORSE, BETTER, WITHIN_NOISE = "regression", "worse", "better", "within noise"
 _MACHINE = ("cpu", "accelerator", "memory")
+
+
+class Judgement(str, Enum):
+    """What became of a figure; the value is its word in tables and files."""
+
+    REGRESSION = "regression"
+    WORSE = "worse"
+    BETTER = "better"
+    WITHIN_NOISE = "within noise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +32,7 @@ class Difference:
         value: name of the figure in `bench.report.table.COLUMNS`.
         before, after: the figure in the first and in the second result.
         ratio: after over before.
-        verdict: REGRESSION, WORSE, BETTER or WITHIN_NOISE.
+        judgement: what became of it.
     """
 
     row: str
@@ -32,7 +41,7 @@ class Difference:
     before: Estimate
     after: Estimate
     ratio: Estimate
-    verdict: str
+    judgement: Judgement
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -42,7 +51,7 @@ class Difference:
             "key": self.key,
             "value": self.value,
             **{name: estimate.to_json() for name, estimate in estimates.items()},
-            "verdict": self.verdict,
+            "verdict": self.judgement.value,
         }
 
 
@@ -62,7 +71,7 @@ class ResultComparison:
     @property
     def regressions(self) -> list[Difference]:
         """Figures that got worse by more than the tolerance in every repeat."""
-        return [difference for difference in self.differences if difference.verdict == REGRESSION]
+        return [difference for difference in self.differences if difference.judgement == Judgement.REGRESSION]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -90,9 +99,13 @@ def compare_results(before: Result, after: Result, tolerance: float) -> ResultCo
         for name, column in COLUMNS.items():
             if column.better and name in row.values and name in other.values:
                 ratio = stats.quotient(other.values[name], row.values[name])
-                verdict = _judge(ratio, column.better, tolerance) if is_repeated else WITHIN_NOISE
+                judgement = Judgement.WITHIN_NOISE
+                if is_repeated:
+                    judgement = _judge(ratio, column.better, tolerance)
                 differences.append(
-                    Difference(row.name, row.key, name, row.values[name], other.values[name], ratio, verdict)
+                    Difference(
+                        row.name, row.key, name, row.values[name], other.values[name], ratio, judgement
+                    )
                 )
     only_after = [row.name for row in after.rows if _find(row, before) is None]
     return ResultComparison(tuple(differences), tuple(only_before), tuple(only_after))
@@ -105,15 +118,15 @@ def _find(row: Row, result: Result) -> Row | None:
     return None
 
 
-def _judge(ratio: Estimate, better: str, tolerance: float) -> str:
+def _judge(ratio: Estimate, better: str, tolerance: float) -> Judgement:
     low, high = ratio.low, ratio.high
     if better == "less":  # twice the seconds is half as good
         low, high = 1 / high, 1 / low
     if low > 1:
-        return BETTER
+        return Judgement.BETTER
     if high >= 1:
-        return WITHIN_NOISE
-    return REGRESSION if high < 1 - tolerance else WORSE
+        return Judgement.WITHIN_NOISE
+    return Judgement.REGRESSION if high < 1 - tolerance else Judgement.WORSE
 
 
 def find_differing_work(before: Result, after: Result) -> list[str]:
@@ -128,9 +141,10 @@ def find_differing_work(before: Result, after: Result) -> list[str]:
         *_find_differing(names, before.settings, after.settings),
     ]
     data_before, data_after = before.settings.get("data", {}), after.settings.get("data", {})
-    digests = {data["name"]: data["digest"] for data in data_before.values() if "digest" in data}
+    digests = {name_data(path, before.settings): data.get("digest") for path, data in data_before.items()}
     for path, data in data_after.items():
-        if data.get("digest") != digests.get(data["name"], data.get("digest")):
+        digest = digests.get(name_data(path, after.settings))
+        if digest is not None and data.get("digest") != digest:
             differing.append(f"data: {path} holds other pictures")
     return differing
 
@@ -159,7 +173,7 @@ def make_difference_table(comparison: ResultComparison) -> Table:
                 column.text(difference.before),
                 column.text(difference.after),
                 f"{difference.ratio:.2f}",
-                difference.verdict,
+                difference.judgement.value,
             )
         )
     titles = ("row", "figure", "before", "after", "after/before", "verdict")

@@ -11,6 +11,8 @@ file can be made again from the trials in it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
@@ -20,6 +22,8 @@ from bench.report.stats import Estimate
 from precache.errors import SettingError
 from precache.storage.stored_json import decode, encode
 
+RAW = "raw"
+"""Kind of a raw image tree, as `loaders.dataset` has it; the kind of converted data is its format's name."""
 _DIGITS = 6  # significant digits of a number in a file: more than any clock has
 
 
@@ -30,12 +34,10 @@ class Activity(Struct, frozen=True, omit_defaults=True):
         time_s: time of each sample, in seconds since the start.
         series: one value per sample by the name of the quantity. Shares are from 0 to 1; `..._per_s` are
             bytes per second since the previous sample.
-        flags: sentences on limits that slow training down.
     """
 
     time_s: tuple[float, ...] = ()
     series: dict[str, tuple[float, ...]] = {}
-    flags: tuple[str, ...] = ()
 
     @property
     def peak(self) -> dict[str, float]:
@@ -113,7 +115,8 @@ class Batches:
         step_s: seconds of the step on each batch.
         epoch_starts: positions of the first batches of epochs.
         wait_spikes, step_spikes: spikes of `wait_s` and `step_s`, first batches of epochs left out.
-        findings: sentences on spikes and on waits for first batches.
+        first_wait_s: seconds that a first batch of an epoch waits more than the others, in the median; None
+            where that is short beside a batch's time, or where no epoch begins.
     """
 
     wait_s: tuple[float, ...]
@@ -121,7 +124,29 @@ class Batches:
     epoch_starts: tuple[int, ...] = ()
     wait_spikes: Spikes = Spikes()
     step_spikes: Spikes = Spikes()
-    findings: tuple[str, ...] = ()
+    first_wait_s: float | None = None
+
+
+class Stage(str, Enum):
+    """Stage that a picture passes; the value is its name in files. An 'or': the two were not timed apart."""
+
+    STORAGE = "storage"
+    DECODE = "decode"
+    COLLATE = "collate"
+    STORAGE_OR_DECODE = "storage or decode"
+    STORAGE_OR_COLLATE = "storage or collate"
+    TRANSFER = "transfer"
+    COMPUTE = "compute"
+
+
+class Stall(str, Enum):
+    """What a batch is waited for; the value is its name in files."""
+
+    FETCH = "fetch"
+    PREP = "prep"
+    FETCH_OR_PREP = "fetch or prep"
+    TRANSFER = "transfer"
+    COLD_FETCH = "cold fetch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,18 +156,17 @@ class Row:
     Attributes:
         name: name in tables.
         key: identity of the row, which also finds the same row in another result: plain JSON values.
+        data_kind: kind of the data that a loader reads: RAW, or a format; empty where the row is no loader.
         values: figures by their name in `bench.report.table.COLUMNS`, without those that were not measured.
         texts: cells that are words, by the same names.
         batches: timed batches of the last repeat; None where no trainer was fed.
         activity: activity of the machine in the last repeat; None where it was not sampled.
-        stages: images/s of each stage alone, by name: "storage", "decode", "collate", "transfer",
-            "compute"; "storage or decode" where two were not timed apart.
-        stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" with a warm
-            cache; "cold fetch" is what a cold cache would add.
-        bottleneck: the slowest of the stages; empty where none stands out.
-        advice: sentences on the bottleneck and the change that gains most; empty where none was looked for.
+        stages: images/s of each stage alone.
+        stalls: seconds per batch that the trainer waits with a warm cache; COLD_FETCH is what a cold cache
+            adds at least.
+        bottleneck: the slowest of the stages; None where none stands out.
         changes: changes that were considered.
-        findings: further sentences, shown with --details.
+        sentences: sentences on all of that, shown with --details.
         paste: lines to paste into a script or to run.
         baseline: whether the other rows are compared with this one.
         detail: whether the row is shown with --details only.
@@ -150,16 +174,16 @@ class Row:
 
     name: str
     key: dict[str, Any]
+    data_kind: str = ""
     values: dict[str, Estimate] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     batches: Batches | None = None
     activity: Activity | None = None
-    stages: dict[str, float] = field(default_factory=dict)
-    stalls: dict[str, float] = field(default_factory=dict)
-    bottleneck: str = ""
-    advice: str = ""
+    stages: dict[Stage, float] = field(default_factory=dict)
+    stalls: dict[Stall, float] = field(default_factory=dict)
+    bottleneck: Stage | None = None
     changes: tuple[Change, ...] = ()
-    findings: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     paste: tuple[str, ...] = ()
     baseline: bool = False
     detail: bool = False
@@ -174,9 +198,8 @@ class Row:
             "stages": self.stages,
             "stalls": self.stalls,
             "bottleneck": self.bottleneck,
-            "advice": self.advice,
             "changes": [change.to_json() for change in self.changes],
-            "findings": self.findings,
+            "sentences": self.sentences,
             "paste": self.paste,
         }
         plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
@@ -300,12 +323,29 @@ def parse_document(raw: bytes, path: object) -> Document:
     return decode(raw, Document, path=path, error=SettingError, remedy=remedy)
 
 
+def name_data(path: str, settings: Mapping[str, Any]) -> str:
+    """Name of a folder's data in tables: its kind, and the folder's name where several are of that kind."""
+    kinds = {folder: str(data["kind"]) for folder, data in settings["data"].items()}
+    if path not in kinds:
+        return path
+    kind = kinds[path]
+    name = "raw tree" if kind == RAW else kind
+    return f"{name} {Path(path).name}" if list(kinds.values()).count(kind) > 1 else name
+
+
+def is_emulated(trainer: str) -> bool:
+    """Whether a trainer of that name, as on the command line, computes nothing."""
+    return trainer.partition(":")[0] == "emulated"
+
+
 def to_plain(values: Any) -> Any:
     """Convert values to those that JSON reads back: lists for tuples, rounded numbers, None for infinity."""
     if isinstance(values, Struct):
         values = structs.asdict(values)
+    if isinstance(values, Enum):
+        return values.value
     if isinstance(values, Mapping):
-        return {str(name): to_plain(value) for name, value in values.items()}
+        return {str(to_plain(name)): to_plain(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [to_plain(value) for value in values]
     if isinstance(values, float):

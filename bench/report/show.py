@@ -70,7 +70,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
         for finding in describe_rows(result):
             click.echo()
             say(finding)
-    has_more = any(row.advice or row.findings or row.detail for row in result.rows)
+    has_more = any(row.sentences or row.detail for row in result.rows)
     if has_more and not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")
     if result.next_step:
@@ -98,8 +98,7 @@ def printable_lines(row: Row) -> str:
 
 
 def describe_rows(result: Result) -> Iterator[str]:
-    """Yield a text for each row that has advice or findings."""
+    """Yield a text for each row that has sentences."""
     for row in result.rows:
-        sentences = [sentence for sentence in (row.advice, *row.findings) if sentence]
-        if sentences:
-            yield f"{row.name}: {' '.join(sentences)}"
+        if row.sentences:
+            yield f"{row.name}: {' '.join(row.sentences)}"

@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.report.result import Batches, Spikes
-from bench.report.words import milliseconds
-from precache.reporting import quantity
 
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0
@@ -18,50 +16,26 @@ _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
 
 
-def analyse(
-    wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
-) -> Batches:
+def analyse(wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int]) -> Batches:
     """Find spikes and slow first batches among timed batches.
 
     Args:
         wait_s: float [n], seconds that the trainer waited for each batch.
         step_s: float [n], seconds of the step on each batch.
         epoch_starts: positions of the first batches of epochs.
-        workers: number of workers of the loader.
     """
     waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
     starts = sorted(set(epoch_starts))
     typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
     wait_spikes = _find_spikes(waits, starts, typical_s)
     step_spikes = _find_spikes(steps, starts, typical_s)
-    findings = []
-    if wait_spikes.batches:
-        mean = milliseconds(float(waits[list(wait_spikes.batches)].mean()))
-        if wait_spikes.period is None:
-            slow = quantity(len(wait_spikes.batches), "batch", "batches")
-            findings.append(f"{slow} waited {mean} on average.")
-        else:
-            cause = f"not the number of workers ({workers}): look for what happens at that distance"
-            if wait_spikes.period == workers:
-                cause = "as many as the loader has workers: it cannot keep up"
-            findings.append(
-                f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}."
-            )
-    if step_spikes.batches:
-        slow = quantity(len(step_spikes.batches), "batch", "batches")
-        limit = milliseconds(step_spikes.above_s or 0.0)
-        findings.append(f"{slow} had a step of more than {limit}: that is not the loader's doing.")
+    first_wait_s = None
     if starts:
         others = np.delete(waits, starts)
         usual_s = float(np.median(others)) if len(others) else 0.0
         more_s = median(max(0.0, float(waits[start]) - usual_s) for start in starts)
-        if more_s >= _SHORT_SHARE * typical_s:
-            findings.append(
-                f"The first batch of an epoch waits {milliseconds(more_s)} more than others do (median)."
-            )
-    return Batches(
-        tuple(wait_s), tuple(step_s), tuple(epoch_starts), wait_spikes, step_spikes, tuple(findings)
-    )
+        first_wait_s = more_s if more_s >= _SHORT_SHARE * typical_s else None
+    return Batches(tuple(wait_s), tuple(step_s), tuple(epoch_starts), wait_spikes, step_spikes, first_wait_s)
 
 
 def _find_spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:

@@ -86,18 +86,3 @@ def percentile(values: Sequence[float], share: float) -> float:
 def is_disturbed(share: float | None) -> bool:
     """Whether other processes took so much of the CPUs that no winner is named."""
     return share is not None and share > OTHER_CPU_LIMIT
-
-
-def disturbance(share: float | None, then: str = ", so no winner is named") -> str:
-    """Write the sentence that other processes took CPU time; empty where they took little.
-
-    Args:
-        share: share of the CPUs that other processes took, 0 to 1; None where not known.
-        then: consequence, which is added to the sentence.
-    """
-    if share is None or not is_disturbed(share):
-        return ""
-    return (
-        f"Other processes took {share:.0%} of the CPUs while this was measured: they slowed the "
-        f"measurements, and not all of them equally{then}. Measure again on a quiet machine."
-    )

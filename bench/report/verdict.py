@@ -1,52 +1,67 @@
 """Verdict on one loader: the stage that is the bottleneck, the trainer's waits, and the best change. Pure.
 
 A loader works in stages: storage (reading), decode, collate, transfer (copying to the device); compute is the
-trainer's step. `bottleneck` chooses the slowest stage, `_describe_bottleneck` writes a sentence on it, and
-`advise` adds the change that gains most. `bench.report.gain` compares loaders with each other.
+trainer's step. `bottleneck` chooses the slowest stage, `best_changes` the changes that gain most.
+`bench.report.gain` compares loaders with each other, and `bench.report.sentences` says it in words.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from enum import Enum
 
 from bench.report.change import Basis, Change, ChangeKind
-from bench.report.result import Row
+from bench.report.result import RAW, Activity, Row, Stage, Stall
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, at_most, exceeds
-from bench.report.words import milliseconds, percent
 
-RAW_TREE = "raw tree"
-"""Name of data that is a raw image tree."""
 SYNTHETIC = "synthetic"
 """Backend that serves noise."""
-KEEPS_UP, WAITS, UNCLEAR, NO_TRAINER = "keeps up", "waits", "unclear", "no trainer"
-"""Verdicts of `judge`; UNCLEAR: the trainer keeps up in some runs and waits in others."""
-COLD_FETCH = "cold fetch"
-"""Name of the stall that a cold cache adds."""
 BUSY_SHARE = 0.95
 """Share of all cores, averaged over a run, from which on no CPU time is left for another worker."""
-ALL_BUSY = "All cores were busy"
-"""Beginning of a finding that is left out where the trainer does not wait."""
+_GPU_MEMORY_LIMIT = 0.9
+_SWAP_LIMIT_BYTES = 1 << 20
 # Stages are timed on other pictures than the whole loader, and in threads: their times differ by this share.
 _PROBE_ERROR = 0.2
-_MIN_SHOWN_S = 5e-5  # shorter waits would be printed as 0.0 ms
-_STALL_OF_STAGE = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
-_WORD_OF_STAGE = {"decode": "decoding", "collate": "collating", "transfer": "the transfer"}
+_STALL_OF_STAGE = {
+    Stage.STORAGE: Stall.FETCH,
+    Stage.DECODE: Stall.PREP,
+    Stage.COLLATE: Stall.PREP,
+    Stage.STORAGE_OR_DECODE: Stall.FETCH_OR_PREP,
+    Stage.STORAGE_OR_COLLATE: Stall.FETCH_OR_PREP,
+    Stage.TRANSFER: Stall.TRANSFER,
+}
 
 
-def judge(fed_ratio: Estimate | None) -> str:
-    """Judge whether the trainer waits for the loader: KEEPS_UP, WAITS, UNCLEAR or NO_TRAINER.
+class Verdict(str, Enum):
+    """Whether a trainer waits for its loader; UNCLEAR: it keeps up in some runs and waits in others."""
+
+    KEEPS_UP = "keeps up"
+    WAITS = "waits"
+    UNCLEAR = "unclear"
+    NO_TRAINER = "no trainer"
+
+
+class Limit(str, Enum):
+    """Resource of the machine that was used up."""
+
+    GPU_MEMORY = "GPU memory"
+    CORES = "cores"
+    SWAP = "swap"
+
+
+def judge(fed_ratio: Estimate | None) -> Verdict:
+    """Judge whether the trainer waits for the loader.
 
     Args:
         fed_ratio: images/s with the loader over images/s on a batch that stays on the device, repeat by
             repeat; None without a trainer.
     """
     if fed_ratio is None:
-        return NO_TRAINER
+        return Verdict.NO_TRAINER
     if 1 - fed_ratio.median < NEGLIGIBLE_SHARE:
-        return KEEPS_UP
+        return Verdict.KEEPS_UP
     if 1 - fed_ratio.high < NEGLIGIBLE_SHARE:
-        return UNCLEAR
-    return WAITS
+        return Verdict.UNCLEAR
+    return Verdict.WAITS
 
 
 def lost_share(fed_ratio: Estimate) -> float:
@@ -60,8 +75,8 @@ def training_rate(row: Row) -> Estimate:
 
 
 def reads_tree(row: Row) -> bool:
-    """Whether a row's loader reads a raw tree; of several trees the names have the folder, too."""
-    return str(row.key["data"]).startswith(RAW_TREE)
+    """Whether a row's loader reads a raw tree."""
+    return row.data_kind == RAW
 
 
 def reads_slower_cold(row: Row) -> bool:
@@ -88,8 +103,22 @@ def reachable_rate(row: Row) -> Estimate:
     return rate
 
 
-def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest: dict[int, str]) -> list[Row]:
-    """Add stages, stalls, bottleneck, advice and findings to the rows of one trainer.
+def fed_limit(row: Row) -> Estimate | None:
+    """Images/s that a fed trainer reaches at most: the slowest of loader, trainer and transfer, each alone.
+
+    Returns:
+        Images/s with a warm cache; None where there was no trainer.
+    """
+    if "trainer_images_per_s" not in row.values:
+        return None
+    names = ("loader_images_per_s", "trainer_images_per_s", "transfer_images_per_s")
+    return at_most(min(row.values[name].high for name in names if name in row.values))
+
+
+def explain(
+    rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest: dict[int, Stage]
+) -> list[Row]:
+    """Add stages, stalls, bottleneck and changes to the rows of one trainer.
 
     Args:
         rows: rows with the same trainer, batch size and number of workers.
@@ -104,26 +133,24 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
         parts = stage_seconds(row, rest[position])
         rates = {name: 1 / part.median for name, part in parts.items()}
         if "trainer_images_per_s" in row.values:
-            rates["compute"] = row.values["trainer_images_per_s"].median
+            rates[Stage.COMPUTE] = row.values["trainer_images_per_s"].median
         if row.key.get("backend") == SYNTHETIC:  # noise needs no advice
             explained.append(replace(row, stages=rates))
             continue
         changes = find_changes(row, [other for other in rows if other is not row], workers, cpus)
-        slowest = bottleneck(row, parts)
-        with_advice = replace(
-            row,
-            stages=rates,
-            stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
-            bottleneck=slowest,
-            changes=tuple(changes),
-        )
         explained.append(
-            replace(with_advice, advice=advise(with_advice), findings=tuple(describe(with_advice)))
+            replace(
+                row,
+                stages=rates,
+                stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
+                bottleneck=bottleneck(row, parts),
+                changes=tuple(changes),
+            )
         )
     return explained
 
 
-def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estimate]:
+def stage_seconds(row: Row, rest: Stage, *, cold: bool = True) -> dict[Stage, Estimate]:
     """Split the loader's seconds per image by stage.
 
     Args:
@@ -133,9 +160,9 @@ def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estima
     """
     whole = _seconds(row.values["loader_images_per_s"])
     timed = {
-        "storage": "read_images_per_s",
-        "decode": "decode_images_per_s",
-        "transfer": "transfer_images_per_s",
+        Stage.STORAGE: "read_images_per_s",
+        Stage.DECODE: "decode_images_per_s",
+        Stage.TRANSFER: "transfer_images_per_s",
     }
     parts = {stage: _seconds(row.values[name]) for stage, name in timed.items() if name in row.values}
     remainder = Estimate(
@@ -147,12 +174,14 @@ def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estima
         parts[rest] = remainder
     if cold and reads_slower_cold(row):
         slow = _seconds(row.values["cold_images_per_s"])
-        parts["storage"] = Estimate(slow.median - whole.median, slow.low - whole.high, slow.high - whole.low)
+        parts[Stage.STORAGE] = Estimate(
+            slow.median - whole.median, slow.low - whole.high, slow.high - whole.low
+        )
     return parts
 
 
-def bottleneck(row: Row, parts: dict[str, Estimate]) -> str:
-    """Name the slowest stage; empty where two are within noise, or where the parts contradict the whole.
+def bottleneck(row: Row, parts: dict[Stage, Estimate]) -> Stage | None:
+    """Choose the slowest stage; None where two are within noise, or where the parts contradict the whole.
 
     Args:
         row: row of the loader.
@@ -162,21 +191,19 @@ def bottleneck(row: Row, parts: dict[str, Estimate]) -> str:
     if trainer is not None:
         verdict, supply_rate = judge(row.values.get("fed_ratio")), supply(row)
         if supply_rate.low > trainer.high:
-            return "compute" if verdict == KEEPS_UP else ""
-        if supply_rate.high >= trainer.low or (verdict == KEEPS_UP and not reads_slower_cold(row)):
-            return ""
+            return Stage.COMPUTE if verdict == Verdict.KEEPS_UP else None
+        if supply_rate.high >= trainer.low or (verdict == Verdict.KEEPS_UP and not reads_slower_cold(row)):
+            return None
     first, *others = sorted(parts, key=lambda name: -parts[name].median)
     if others and parts[first].low <= parts[others[0]].high * (1 + _PROBE_ERROR):
-        return ""
+        return None
     return first
 
 
-def find_stalls(row: Row, warm_parts: dict[str, Estimate], batch_size: int) -> dict[str, float]:
-    """Split the seconds per batch that the trainer waits into "fetch" (storage), "prep" and "transfer".
+def find_stalls(row: Row, warm_parts: dict[Stage, Estimate], batch_size: int) -> dict[Stall, float]:
+    """Split the seconds per batch that the trainer waits, in proportion to the loader's stages, cache warm.
 
-    The wait with a warm cache is split in proportion to the loader's stages; it is "fetch or prep" where
-    storage and the rest were not timed separately. COLD_FETCH is what a cold cache would add, where that is
-    beyond noise.
+    COLD_FETCH is what a cold cache adds at least, since no batch comes sooner than the loader alone reads it.
 
     Args:
         row: row of the loader.
@@ -186,28 +213,17 @@ def find_stalls(row: Row, warm_parts: dict[str, Estimate], batch_size: int) -> d
     if "trainer_images_per_s" not in row.values or "fed_images_per_s" not in row.values:
         return {}
     trainer, fed = row.values["trainer_images_per_s"].median, row.values["fed_images_per_s"].median
-    stalls = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
+    stalls = dict.fromkeys((Stall.FETCH, Stall.PREP, Stall.TRANSFER), 0.0)
     wait_s = max(0.0, batch_size / fed - batch_size / trainer)
     total = sum(part.median for part in warm_parts.values())
     for stage, part in warm_parts.items():
-        stall = " or ".join(_STALL_OF_STAGE[name] for name in stage.split(" or "))
+        stall = _STALL_OF_STAGE[stage]
         stalls[stall] = stalls.get(stall, 0.0) + wait_s * part.median / total
     if reads_slower_cold(row):
-        cold_s = batch_size / min(trainer, row.values["cold_images_per_s"].median)
-        stalls[COLD_FETCH] = cold_s - batch_size / min(trainer, row.values["loader_images_per_s"].median)
+        cold_s = batch_size / row.values["cold_images_per_s"].high
+        if (more_s := cold_s - batch_size / row.values["fed_images_per_s"].low) > 0:
+            stalls[Stall.COLD_FETCH] = more_s
     return stalls
-
-
-def predict(row: Row) -> float | None:
-    """Predict images/s of the fed trainer: the slowest of loader, trainer and transfer.
-
-    Returns:
-        Images/s with a warm cache; None where there was no trainer.
-    """
-    if "trainer_images_per_s" not in row.values:
-        return None
-    names = ("loader_images_per_s", "trainer_images_per_s", "transfer_images_per_s")
-    return min(row.values[name].median for name in names if name in row.values)
 
 
 def more_workers_can_help(workers: int, cpus: int, cpu_share: float | None) -> bool:
@@ -253,109 +269,18 @@ def best_changes(row: Row) -> list[Change]:
     return [change for change in gaining if change.images_per_s.high >= gaining[0].images_per_s.low]
 
 
-def advise(row: Row) -> str:
-    """Write a sentence on the bottleneck, and one on the change that gains most beyond noise."""
-    sentence = _describe_bottleneck(row, row.bottleneck)
-    if row.bottleneck == "compute":
-        return sentence
-    best = best_changes(row)
-    parts = [f"{_name_change(change)} gave {change.images_per_s:,.0f}" for change in best]
-    if len(best) > 1:
-        sentence += f" Faster, and the same within noise: {'; '.join(parts)}."
-    elif best:
-        sentence += f" {parts[0]}."
-    untried = [change for change in row.changes if change.basis == Basis.BOUND]
-    reachable = [change for change in untried if change.images_per_s.high > reachable_rate(row).high]
-    for change in reachable:
-        sentence += f" {_name_change(change)} would give {change.images_per_s:,.0f}: not tried."
-    if not best and not reachable:
-        sentence += " No change that is known here would make it faster."
-    return sentence
-
-
-def _name_change(change: Change) -> str:
-    """Name a change as the subject of a sentence."""
-    if change.kind == ChangeKind.WORKERS:
-        return f"{change.arguments['num_workers']} workers, one per CPU,"
-    if change.kind == ChangeKind.CONVERT:
-        return f"Converting to {change.arguments['data']}"
-    return f"Backend {change.arguments['backend']} on {change.arguments['data']}"
-
-
-def _describe_bottleneck(row: Row, slowest: str) -> str:
-    """Write the sentence that names the bottleneck."""
-    supply_rate, trainer = supply(row), row.values.get("trainer_images_per_s")
-    against = f" against {trainer.median:,.0f} of the trainer" if trainer is not None else ""
-    files = ""
-    if "cold_images_per_s" in row.values:
-        is_cold = supply_rate is row.values["cold_images_per_s"]
-        files = " from a cold disk" if is_cold else " with the files in memory"
-    if slowest == "compute" and trainer is not None:
-        return (
-            f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the "
-            f"loader could give {supply_rate.median:,.0f}{files}. Only a faster step would help."
-        )
-    keeps_up_alone = trainer is not None and supply_rate.low > trainer.high
-    if slowest == "" and keeps_up_alone and judge(row.values.get("fed_ratio")) == WAITS:
-        return (
-            f"no single stage is the bottleneck{files}: the loader alone reaches {supply_rate.median:,.0f} "
-            f"images/s{against}, and yet the trainer waits, because batches come unevenly or both share "
-            f"the CPUs."
-        )
-    if slowest == "":
-        rate = f"{supply_rate.median:,.0f} images/s{against}"
-        return f"no stage stands out as the bottleneck{files}, within noise: {rate}."
-    names = " or ".join(_WORD_OF_STAGE.get(stage, stage) for stage in slowest.split(" or "))
-    verb = "is the bottleneck" if trainer is not None else "takes most of the loader's time"
-    text = f"{names} {verb}{files}: {supply_rate.median:,.0f} images/s{against}"
-    if slowest.startswith("storage or "):
-        without = "" if "cold_images_per_s" in row.values else " without --cold"
-        text += f"; the files were not in memory before, so the two were not timed apart{without}"
-    return f"{text}."
-
-
-def describe(row: Row) -> list[str]:
-    """Write further sentences on a row: waits, prediction, stalls, spikes, limits of the machine."""
-    findings = []
-    values, verdict = row.values, judge(row.values.get("fed_ratio"))
-    if "wait_share" in values and "busy_share" in values:
-        findings.append(
-            f"The trainer waited {percent(values['wait_share'].median)} of the time, and the accelerator was "
-            f"busy {percent(values['busy_share'].median)}; MLPerf Storage asks for 90%."
-        )
-    predicted = predict(row)
-    if predicted is not None and "fed_images_per_s" in values:
-        measured = values["fed_images_per_s"].median
-        off = measured / predicted - 1
-        findings.append(f"Predicted {predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%}).")
-    if "first_step_s" in values and row.batches is not None and row.batches.step_s:
-        first, usual = milliseconds(values["first_step_s"].median), milliseconds(median(row.batches.step_s))
-        findings.append(f"The first step took {first}, the others {usual} (median).")
-    waits = [
-        f"{name} {milliseconds(seconds)}"
-        for name, seconds in row.stalls.items()
-        if name != COLD_FETCH and seconds >= _MIN_SHOWN_S
-    ]
-    if waits and verdict != KEEPS_UP:
-        findings.append(f"A batch waited for {', '.join(waits)}.")
-    if COLD_FETCH in row.stalls:
-        findings.append(
-            f"From a cold disk each batch would take {milliseconds(row.stalls[COLD_FETCH])} more."
-        )
-    if row.batches is not None:
-        findings += row.batches.findings
-    if row.activity is not None:
-        for flag in row.activity.flags:
-            if verdict != KEEPS_UP or not flag.startswith(ALL_BUSY):
-                findings.append(flag)
-    return findings
-
-
-def describe_busy_cores(cpu_share: float) -> str | None:
-    """Write the sentence for cores that are always busy; None where they are not."""
-    if cpu_share < BUSY_SHARE:
-        return None
-    return f"{ALL_BUSY} ({cpu_share:.0%} on average): more workers will not help, less work per sample will."
+def find_limits(activity: Activity) -> dict[Limit, float]:
+    """Find what was used up: shares, 0 to 1, of GPU memory and of cores, and bytes that were swapped."""
+    used = {
+        Limit.GPU_MEMORY: activity.peak.get("gpu_memory_share", 0.0),
+        Limit.CORES: activity.mean.get("cpu_share", 0.0),
+        Limit.SWAP: 0.0,
+    }
+    swapped = activity.series.get("swap_bytes_per_s", ())
+    for before_s, time_s, rate in zip((0.0, *activity.time_s), activity.time_s, swapped, strict=False):
+        used[Limit.SWAP] += (time_s - before_s) * rate
+    limits = {Limit.GPU_MEMORY: _GPU_MEMORY_LIMIT, Limit.CORES: BUSY_SHARE, Limit.SWAP: _SWAP_LIMIT_BYTES}
+    return {limit: amount for limit, amount in used.items() if amount >= limits[limit]}
 
 
 def _seconds(rate: Estimate) -> Estimate:

@@ -13,7 +13,8 @@ from bench.report import spikes, waiting
 from bench.report.advice import advise
 from bench.report.change import Change
 from bench.report.result import Result, Row, Trial
-from bench.report.stats import Estimate, disturbance, exactly, is_disturbed, quotient
+from bench.report.sentences import describe_batches, disturbance
+from bench.report.stats import Estimate, exactly, is_disturbed, quotient
 from bench.report.waiting import (
     FEWEST,
     READING,
@@ -322,7 +323,7 @@ def _make_row(stream: Stream) -> Row:
     where = stream.info["where"]
     file_name = f" ({os.path.basename(where)})" if where else ""
     workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
-    timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
+    timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts)
     return Row(
         name=f"{stream.role}{rank}{file_name}",
         key={
@@ -344,7 +345,7 @@ def _make_row(stream: Stream) -> Row:
             "gain": "",
         },
         batches=timed,
-        findings=timed.findings,
+        sentences=tuple(describe_batches(timed, stream.workers)),
         baseline=stream.role == TRAINING,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import loaders
-from bench.report.result import Activity, Result, Row, Trial
+from bench.report.result import RAW, Activity, Result, Row, Trial
 from bench.report.stats import Estimate
 
 BATCHES = 140
@@ -45,7 +45,8 @@ def make_row(backend: str, data: str, **values: Estimate | float | None) -> Row:
         for name, value in values.items()
         if value is not None
     }
-    return Row(name=f"{backend} on {data}", key=key, values=estimates)
+    kind = RAW if data == "raw tree" else data
+    return Row(name=f"{backend} on {data}", key=key, data_kind=kind, values=estimates)
 
 
 def make_fed_row(backend: str, data: str, share: float, spread: float = 0.005, **values: float) -> Row:
@@ -132,11 +133,11 @@ def make_settings(**changes: Any) -> dict[str, Any]:
         "batches": 8, "repeats": REPEATS, "augment": "eval", "shuffle": "auto", "cold": True, "cache": None,
         "compiled": False, "amp": "off", "device": "cuda", "cpus": 8,
         "data": {
-            "photos": {"name": "raw tree", "samples": SAMPLES, "digest": "0"},
+            "photos": {"kind": "raw", "samples": SAMPLES, "digest": "0"},
             "data/shards": {
-                "name": "shards", "samples": SAMPLES, "digest": "1", "stored_bytes": 300e6, "convert_s": 24.2,
+                "kind": "shards", "samples": SAMPLES, "digest": "1", "stored_bytes": 300e6, "convert_s": 24.2,
             },
-            f"data/{HOSTILE}": {"name": f"dali{HOSTILE}", "samples": SAMPLES, "digest": "2"},
+            f"data/{HOSTILE}": {"kind": f"dali{HOSTILE}", "samples": SAMPLES, "digest": "2"},
         },
     }  # fmt: skip
     return {**settings, **changes}
@@ -160,6 +161,7 @@ def make_spiky_trial(key: dict[str, Any]) -> Trial:
     series = {f"cpu_{core}_share": np.clip(busy + rng.normal(0, 0.1, len(busy)), 0, 1) for core in range(8)}
     series |= {
         "cpu_share": busy,
+        "gpu_memory_share": np.full(len(time_s), 0.93),
         "gpu_share": np.clip(0.5 + 0.4 * np.sign(np.sin(time_s * 9)), 0, 1),
         "disk_read_bytes_per_s": np.abs(rng.normal(1.2e8, 3e7, len(time_s))),
         "network_receive_bytes_per_s": np.zeros(len(time_s)),
@@ -167,7 +169,6 @@ def make_spiky_trial(key: dict[str, Any]) -> Trial:
         "gpu_power_w": 300 + 100 * np.sin(time_s * 9),
         "gpu_clock_mhz": np.full(len(time_s), 1755.0),
     }
-    flags = ("GPU memory was filled to 93%: a larger batch or picture may not fit.",)
     return Trial(
         key=key,
         numbers={
@@ -183,7 +184,7 @@ def make_spiky_trial(key: dict[str, Any]) -> Trial:
             "epoch_starts": tuple(map(float, epoch_starts)),
         },
         activity=Activity(
-            tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}, flags
+            tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}
         ),
     )
 

@@ -142,4 +142,4 @@ def test_a_stage_that_is_slowed_down_is_the_bottleneck(
     monkeypatch.setattr(images, function, slow)
     settings = quick(trainer="emulated:1000", repeats=2, workers=0)  # all in this process
     (row,) = compare(Comparison(candidates=[Candidate("pytorch", raw_tree)], settings=settings)).rows
-    assert row.bottleneck == stage, row.advice
+    assert row.bottleneck == stage, row.sentences

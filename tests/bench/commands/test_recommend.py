@@ -69,7 +69,7 @@ class Machine:
                 "read_images_per_s": 1e5, "decode_images_per_s": 1e5,
             },
             series={"wait_s": (0.0,) * 9, "step_s": (8 / rate,) * 9, "epoch_starts": ()},
-            facts={"shapes": "3x32x32 torch.uint8"},
+            facts={"shapes": "3x32x32 torch.uint8", "sides": "3x32x32"},
         )  # fmt: skip
 
     def share(self) -> float:

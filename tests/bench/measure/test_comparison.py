@@ -46,7 +46,7 @@ def test_a_result_has_rows_skipped_loaders_and_conditions(
         assert mention in text
     digest = open_split(folders[1], "train").digest
     data = result.settings["data"][str(folders[1])]
-    assert (data["name"], data["samples"], data["digest"]) == ("shards", IMAGES, digest)
+    assert (data["kind"], data["samples"], data["digest"]) == ("shards", IMAGES, digest)
     for row in result.rows:
         trainer_rate = row.values["trainer_images_per_s"].median
         assert trainer_rate <= 200, "an emulated accelerator is never faster than its rate"
@@ -116,7 +116,8 @@ IMAGEFOLDER, PYTORCH, SHARDS = (Candidate(name, Path("x")) for name in ("imagefo
 
 def served(ids: int, shape: str = "3x32x32 torch.uint8") -> Trial:
     """Return a trial that has served 48 images with so many distinct ids."""
-    return Trial(numbers={"served_ids": ids, "served_images": 48.0}, facts={"shapes": shape})
+    facts = {"shapes": shape, "sides": shape.partition(" ")[0]}
+    return Trial(numbers={"served_ids": ids, "served_images": 48.0}, facts=facts)
 
 
 def test_imagefolder_may_serve_another_dtype_and_fewer_pictures() -> None:

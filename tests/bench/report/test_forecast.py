@@ -15,7 +15,7 @@ def turns(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Tur
     return [Turn(rate, 1e9, rate * overlap, serial_s)]
 
 
-RAW = Profile(name="raw tree", image_bytes=100_000, turns=turns(1000), cpus=2)
+RAW = Profile(name="raw", image_bytes=100_000, turns=turns(1000), cpus=2)
 SHARDS = Profile(name="shards", image_bytes=200_000, startup_s=1, image_s=0.002, turns=turns(10_000), cpus=2)
 TARS = Profile(
     name="webdataset", image_bytes=25_000, startup_s=1, image_s=0.003, turns=turns(3000, 1e-4), cpus=2

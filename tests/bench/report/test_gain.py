@@ -3,8 +3,9 @@
 import random
 from typing import Any
 
-from bench.report.gain import answer, epochs_to_pay, find_gain, saved_share
+from bench.report.gain import epochs_to_pay, find_gain, saved_share
 from bench.report.result import Row
+from bench.report.sentences import answer
 from bench.report.stats import exceeds
 from bench.report.verdict import training_rate
 from tests.bench.results import LIMIT, SAMPLES, make_fed_row, make_row

@@ -4,9 +4,10 @@ import random
 from dataclasses import replace
 
 from bench.report import loaders
-from bench.report.grid import Point, choose, describe_choice, find_reason_to_skip, point_of
+from bench.report.grid import Point, choose, find_reason_to_skip, point_of
 from bench.report.page import make_page
 from bench.report.result import Row
+from bench.report.sentences import describe_choice
 from bench.report.stats import Estimate
 from tests.bench.results import (
     HOSTILE,

@@ -6,7 +6,7 @@ from tests.bench.results import MACHINE
 
 SETTINGS = {
     "ranks": 3, "trainers": ["emulated:1e3"], "workers": None, "batch_size": 64, "size": 224, "repeats": 3,
-    "augment": "eval", "data": {"data/shards": {"name": "shards"}},
+    "augment": "eval", "data": {"data/shards": {"kind": "shards"}},
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def shards(rate: float, spread: float = 0.02, **values: Any) -> Row:
 def test_figures_are_judged_by_their_whole_ranges(after: Row, tolerance: float, verdict: str) -> None:
     comparison = compare_results(make_result(shards(22_000)), make_result(after), tolerance)
     (difference,) = comparison.differences
-    assert difference.verdict == verdict
+    assert difference.judgement == verdict
     assert bool(comparison.regressions) == (verdict == "regression")
     assert make_difference_table(comparison).rows[0][-1] == verdict
 
@@ -41,7 +41,7 @@ def test_figures_are_judged_by_their_whole_ranges(after: Row, tolerance: float, 
 def test_one_repeat_is_no_evidence_of_a_regression() -> None:
     before = make_result(shards(22_000))
     once = compare_results(before, make_result(shards(9_000), repeats=1), 0.05)
-    assert [difference.verdict for difference in once.differences] == ["within noise"]
+    assert [difference.judgement for difference in once.differences] == ["within noise"]
 
 
 def test_rows_are_paired_by_their_keys_and_missing_ones_named() -> None:
@@ -72,4 +72,4 @@ def test_less_time_is_better() -> None:
         before, after = make_row("shards", "shards", convert_s=1.0), make_row("shards", "shards")
         after = replace(after, values={"convert_s": Estimate(seconds, seconds, seconds)})
         (difference,) = compare_results(make_result(before), make_result(after), 0.05).differences
-        assert difference.verdict == verdict
+        assert difference.judgement == verdict

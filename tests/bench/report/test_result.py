@@ -221,8 +221,8 @@ def test_next_step_names_a_backend_that_is_not_the_default() -> None:
 
 
 def test_folders_of_one_kind_are_told_apart_by_their_names() -> None:
-    data = {f"data/{name}": {"name": "shards", "samples": 9, "digest": name} for name in "ab"}
-    data |= {name: {"name": "raw tree", "samples": 9, "digest": name} for name in ("photos", "more")}
+    data = {f"data/{name}": {"kind": "shards", "samples": 9, "digest": name} for name in "ab"}
+    data |= {name: {"kind": "raw", "samples": 9, "digest": name} for name in ("photos", "more")}
     trials = make_shared_trials()
     for backend, folder, rate in (
         ("imagefolder", "photos", 700),

@@ -350,7 +350,7 @@ class _RowList:
                 self._check_paths(image, batch.columns[image], offsets)
                 self._add_files(rows, batch.columns[image], splits, offsets, path_hashes, missing_rows)
             if roles.label is not None:
-                self.values.labels += batch.columns[roles.label]
+                self.values.label_cells += batch.columns[roles.label]
             for name in roles.fields:
                 self.values.fields[name] += batch.columns[name]
         if not rows.is_dataset:

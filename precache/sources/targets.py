@@ -1,10 +1,11 @@
 """What the columns of a table, a dataset or tars mean: which holds what, and what its values say.
 
-The way of a cell to a label: `scan_rows` gets the cells of all rows as `RowValues.labels`, and `read_labels`
-does the work for each distinct one of them, which `_distinct_values` numbers. `_parse_texts` makes numbers
-and lists of texts if all are such, `_choose_target` says whether these are classes or numbers to predict, and
-`_class_labels` sorts the classes and gives each value the index of its own; `_number_labels` has the numbers.
-If the source has names of classes, `_index_class_names` turns these indices into those of the names.
+The way of a cell to a label: `scan_rows` gets the cells of all rows as `RowValues.label_cells`, and
+`read_labels` does the work for each distinct value among them; its number is its code (`_distinct_values`).
+`_parse_labels` makes numbers and lists of texts if all are such, `_choose_target` says whether these are
+classes or numbers to predict, and `_class_labels` sorts the classes and gives each value the index of its
+own; `_number_labels` has the numbers. If the source has names of classes, `_index_class_names` turns these
+indices into those of the names. In the end each row gets the label of its value.
 
 The values of the labels decide the target, unless the user names one:
 
@@ -28,7 +29,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -61,7 +62,10 @@ _PRINTED = re.compile(
     r"""\s*((\w+\.)?\w*\(?\[\s*(\[|[-+.\d'"]|True|False|None|nan|np\.)|[({]\s*(['"]|np\.|[-+.\d]+,)).*[\])}]\s*""",
     re.DOTALL,
 )
-_NOT_JSON = 'is not a list as JSON has it, ["a", "b"] or [1, 2]'
+_NOT_JSON = (
+    'is not a list as JSON has it, ["a", "b"] or [1, 2]; write it so, or the whole table as JSON lines or '
+    "Parquet"
+)
 _SEPARATORS = ("|", ";", ",", "/", "&", "+", " ")
 """What people write between several classes in one cell."""
 _COMPARED_NAMES = 10_000  # names of classes that are searched for separators
@@ -234,7 +238,7 @@ class RowValues:
     Attributes:
         row_name: function that returns the name of a row in messages.
         label: name of the column of labels; None if the samples get none.
-        labels: values of the labels, one for each row; empty without labels.
+        label_cells: value of this column in each row; empty without labels.
         class_names: names that labels are, or are indices of; None if the source has no such names.
         fields: values of each field by its name, one for each row; `scan_rows` takes them out.
         labels_are_text, fields_are_text: whether values are unparsed text, as the cells of a CSV are.
@@ -244,7 +248,7 @@ class RowValues:
 
     row_name: Callable[[int], str]
     label: str | None = None
-    labels: list[Any] = field(default_factory=list)
+    label_cells: list[Any] = field(default_factory=list)
     class_names: tuple[str, ...] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     labels_are_text: bool = False
@@ -279,17 +283,16 @@ def scan_rows(
             labels = read_labels(values, options)
         except ValueOfRowError as error:
             raise values.error(error.row, values.label, error.reason) from error
-        values.labels.clear()  # frees memory for the fields
+        values.label_cells.clear()  # frees memory for the fields
     fields, notes = _field_columns(values)
     notes += [f"the labels in {values.label!r} {note}" for note in labels.notes]
-    samples = rows.samples(np.full(len(rows), -1), None, fields)
+    samples = rows.samples(labels.labels, labels.targets, fields)
     if labels.rows is not None:
         unlabelled_rows = np.setdiff1d(np.arange(len(samples)), labels.rows)
         ignored += [IgnoredPath(samples[row].path, "has no label") for row in unlabelled_rows]
         labelled_samples = _select(samples, labels.rows)
         notes.append(_note_on_unlabelled(samples, labelled_samples))
         samples = labelled_samples
-    samples.labels, samples.targets = labels.labels, labels.targets
     return Scan(
         source=source,
         classes=labels.classes,
@@ -335,7 +338,7 @@ def _field_column(values: Sequence[Any], *, are_text: bool) -> Column:
     for row, value in enumerate(values):
         if value is None:
             raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
-    return Column.from_values(_parse_cells(values) if are_text else values)
+    return Column.from_values(_parse_texts(values, _is_list_or_printed) if are_text else values)
 
 
 def _select(samples: Samples, rows: Ints) -> Samples:
@@ -357,33 +360,39 @@ def _note_on_unlabelled(samples: Samples, labelled_samples: Samples) -> str:
 # --- texts as numbers and lists ---
 
 
-def _parse_cells(cells: Sequence[str]) -> Sequence[Any]:
-    """Parse the cells of a CSV column, if all are integers, numbers or lists; else return them as they are.
+def _parse_texts(
+    texts: Sequence[str], looks_like_list: Callable[[str], bool], *, are_cells: bool = True
+) -> Sequence[Any]:
+    """Parse texts, if all are whole numbers, numbers or lists; else return them as they are.
 
     Whole numbers beside fractions stay text if float64 cannot hold them: two ids would become equal.
 
+    Args:
+        looks_like_list: whether a text in brackets is meant as a list, and with it all others.
+        are_cells: whether numbers are parsed, too, as the cells of a CSV.
+
     Raises:
-        ValueOfRowError: a cell is empty where the others are numbers, or no list in JSON where others are.
+        ValueOfRowError: a text is empty where the others are numbers, or no list in JSON where others are.
     """
-    filled = [cell for cell in cells if cell]
+    filled = [text for text in texts if text]
     parse: Callable[[str], Any]
-    if filled and all(map(_WHOLE.fullmatch, filled)):
+    if filled and all(map(_BRACKETS.fullmatch, filled)) and any(map(looks_like_list, filled)):
+        parse = _json_list
+    elif are_cells and filled and all(map(_WHOLE.fullmatch, filled)):
         parse = int
-    elif filled and all(_NUMBER.fullmatch(cell) and _fits_float(cell) for cell in filled):
+    elif are_cells and filled and all(_NUMBER.fullmatch(text) and _fits_float(text) for text in filled):
         parse = float
-    elif filled and all(map(_BRACKETS.fullmatch, filled)) and any(map(_is_list_or_printed, filled)):
-        parse = _parse_list
     else:
-        return cells
+        return texts
     values = []
-    for row, cell in enumerate(cells):
-        try:
-            values.append(parse(cell))
-        except ValueError as error:
-            if cell:
-                raise ValueOfRowError(row, f"{short_repr(cell)} {error}") from None
+    for row, text in enumerate(texts):
+        if not text:
             reason = f"is empty (a list of nothing is []); other rows look like {short_repr(filled[0])}"
-            raise ValueOfRowError(row, reason) from None
+            raise ValueOfRowError(row, reason)
+        value = parse(text)
+        if value is None:
+            raise ValueOfRowError(row, f"{short_repr(text)} {_NOT_JSON}")
+        values.append(value)
     return values
 
 
@@ -392,54 +401,21 @@ def _fits_float(cell: str) -> bool:
     return _WHOLE.fullmatch(cell) is None or int(float(cell)) == int(cell)
 
 
-def _parse_list(text: str) -> list[Any]:
-    """Return the list in a text; ValueError with a phrase if it is none in JSON."""
+def _json_list(text: str) -> list[Any] | None:
+    """Return the list in a text; None if it is none in JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, list):
-        raise ValueError(f"{_NOT_JSON}; write it so, or the whole table as JSON lines or Parquet")
-    return value
+        return None
+    return value if isinstance(value, list) else None
 
 
 def _is_list(text: str) -> bool:
-    """Return whether the text is a list in JSON."""
-    try:
-        _parse_list(text)
-    except ValueError:
-        return False
-    return True
+    return _json_list(text) is not None
 
 
 def _is_list_or_printed(text: str) -> bool:
     return _PRINTED.fullmatch(text) is not None or _is_list(text)
-
-
-def _are_lists(texts: Sequence[str], target: str | None) -> bool:
-    """Return whether all labels are texts of lists.
-
-    Raises:
-        ValueOfRowError: some are lists and others are not, or one that looks like a list is none in JSON; not
-            for the target `class`, which takes any text for a name.
-    """
-    list_rows = [row for row, text in enumerate(texts) if _BRACKETS.fullmatch(text)]
-    are_lists = len(list_rows) == sum(map(bool, texts))
-    if target == "class":
-        return are_lists and any(_is_list(texts[row]) for row in list_rows)
-    for row in list_rows:
-        text = texts[row]
-        reason = ""
-        if not _is_list(text) and (are_lists or _PRINTED.fullmatch(text)):
-            reason = f"{_NOT_JSON}; write it so, or the whole table as JSON lines or Parquet"
-        elif _is_list(text) and not are_lists:
-            reason = "is a list, other rows have text; write all in one way"
-        if reason:
-            raise ValueOfRowError(
-                row,
-                f"{short_repr(text)} {reason}, or say that each is the name of one class with --target class",
-            )
-    return are_lists and bool(list_rows)
 
 
 def short_repr(value: Any) -> str:
@@ -458,10 +434,10 @@ class Labels:
     Attributes:
         target: kind of the labels, one of `precache.dataset.columns.TARGETS`.
         classes: names of the classes, which `labels` or `targets` index; empty for numbers.
-        labels: int64 [n], index of each row's class; -1 if the target is not one class.
+        labels: int64 [n], index of each row's class; -1 if the row has no label, or not one class.
         targets: class indices or numbers of each row; None if the target is one class or none.
         notes: phrases on choices that the values left open, and on names that look wrong.
-        rows: int64 [n], rows that have a label; None if all have.
+        rows: int64 [m], rows that have a label; None if all have.
     """
 
     target: str
@@ -477,7 +453,20 @@ class Labels:
         return cls("none", (), np.full(count, -1), None, notes)
 
 
-def read_labels(column: RowValues, options: SourceOptions) -> Labels:
+class _ValueLabels(NamedTuple):
+    """What distinct values mean as labels.
+
+    Attributes:
+        target, classes: see `Labels`.
+        column: index of the class of each value, or its class indices, or its numbers.
+    """
+
+    target: str
+    classes: tuple[str, ...]
+    column: Column
+
+
+def read_labels(values: RowValues, options: SourceOptions) -> Labels:
     """Return the labels of the rows as classes or numbers.
 
     Rows with -1 or an empty value have no label if the source has names of classes.
@@ -486,28 +475,28 @@ def read_labels(column: RowValues, options: SourceOptions) -> Labels:
         ValueOfRowError: a value is empty, unlike the others, or not what the target takes.
         SettingError: the target takes no separator.
     """
-    values, codes = _distinct_values(column.labels)
+    distinct, codes = _distinct_values(values.label_cells)
+    labels = np.full(len(codes), -1)
     rows = np.arange(len(codes))
-    may_be_missing = column.class_names is not None and options.target in (None, "class")
-    if may_be_missing and all(isinstance(value, int) or value == "" for value in values):
-        has_label = np.array([value not in (-1, "") for value in values], np.bool_)[codes]
+    may_be_missing = values.class_names is not None and options.target in (None, "class")
+    if may_be_missing and all(isinstance(value, int) or value == "" for value in distinct):
+        has_label = np.array([value not in (-1, "") for value in distinct], np.bool_)[codes]
         if not has_label.any() and options.target is None:
             return Labels.none(len(codes), "are all -1, so pictures get no labels")
-        if has_label.any() and not has_label.all():
+        if has_label.any():
             rows = np.flatnonzero(has_label)
     kept_codes, codes = np.unique(codes[rows], return_inverse=True)
-    values = [values[code] for code in kept_codes.tolist()]
+    distinct = [distinct[code] for code in kept_codes.tolist()]
     try:
-        labels = _read_distinct(values, len(codes), column, options)
-    except ValueOfRowError as error:
+        (target, classes, column), notes = _read_distinct(distinct, len(rows), values, options)
+    except ValueOfRowError as error:  # its row is a code
         first_row = int(rows[np.argmax(codes == error.row)])
         raise ValueOfRowError(first_row, error.reason) from None
-    return replace(
-        labels,
-        labels=labels.labels[codes],
-        targets=None if labels.targets is None else labels.targets.select(codes),
-        rows=rows if len(rows) < len(column.labels) else None,
-    )
+    column = column.select(codes)
+    if target != "class":
+        return Labels(target, classes, labels, column, notes)
+    labels[rows] = column.values
+    return Labels(target, classes, labels, None, notes, rows if len(rows) < len(labels) else None)
 
 
 def _distinct_values(column: Sequence[Any]) -> tuple[list[Any], Ints]:
@@ -541,65 +530,85 @@ def _plain_value(value: Any) -> Any:
 
 
 def _read_distinct(
-    values: Sequence[Any], row_count: int, column: RowValues, options: SourceOptions
-) -> Labels:
-    """Return the labels of distinct values, in `row_count` rows, none of which may be without one."""
-    target, cells, class_names = options.target, values, column.class_names
+    cells: Sequence[Any], row_count: int, values: RowValues, options: SourceOptions
+) -> tuple[_ValueLabels, tuple[str, ...]]:
+    """Return the labels of distinct cells, in `row_count` rows which all must have one, and notes."""
+    target, class_names = options.target, values.class_names
     if options.separator is None:
-        values = _parse_texts(values, target, column.labels_are_text)
+        parsed = _parse_labels(cells, target, are_cells=values.labels_are_text)
     else:
-        values, target = _split_texts(values, options.separator, target), "classes"
-    chosen = _choose_target(values, target, class_names)
+        parsed, target = _split_texts(cells, options.separator, target), "classes"
+    chosen = _choose_target(parsed, target, class_names)
     if chosen == "number":
-        labels = _number_labels(values)
-    elif values is not cells and _is_number(values[0]):
+        labels = _number_labels(parsed)
+    elif parsed is not cells and _is_number(parsed[0]):
         # classes are named as the cells are written: 1.10 stays 1.10
         labels = _class_labels([_NumberText(cell) for cell in cells], chosen)
     else:
-        labels = _class_labels(values, chosen)
+        labels = _class_labels(parsed, chosen)
     if class_names is not None and chosen != "number":
-        return _index_class_names(values, labels, class_names)
-    notes = list(_notes_on_target(values, labels)) if target is None else []
+        return _index_class_names(parsed, labels, class_names), ()
+    notes = list(_notes_on_target(parsed, labels)) if target is None else []
     if chosen == "class" and len(labels.classes) == row_count > 2:
         notes.append("differ in every row, so each row is a class of its own; is this the right column?")
     notes += _notes_on_similar_names(labels.classes)
-    return replace(labels, notes=tuple(notes))
+    return labels, tuple(notes)
 
 
-def _parse_texts(values: Sequence[Any], target: str | None, are_text: bool) -> Sequence[Any]:
-    """Return the values with their texts parsed: cells of a CSV, and lists in any text."""
-    if not all(isinstance(value, str) for value in values):
-        return values
-    if _are_lists(values, target):
-        return _parse_cells(values)
-    if not are_text or (target == "class" and any(map(_BRACKETS.fullmatch, values))):
-        return values
-    parsed = _parse_cells(values)
-    if target is None and parsed is values:
+def _parse_labels(cells: Sequence[Any], target: str | None, *, are_cells: bool) -> Sequence[Any]:
+    """Return the cells, of which texts are parsed: numbers if they are of a CSV, and lists in any text.
+
+    Raises:
+        ValueOfRowError: some texts are lists, numbers with a fraction, or look like lists, and others do not;
+            not for the target `class`, which takes any text for a name.
+    """
+    if not all(isinstance(cell, str) for cell in cells):
+        return cells
+    if target != "class":
+        _check_lists(cells)
+    parsed = _parse_texts(cells, _is_list, are_cells=are_cells)
+    if are_cells and target is None and parsed is cells:
         # text beside fractions: one of the two is a mistake
-        fractions = [value for value in values if _NUMBER.fullmatch(value) and "." in value]
-        text_row = next((row for row, value in enumerate(values) if not _NUMBER.fullmatch(value)), None)
-        if fractions and text_row is not None and values[text_row]:
+        fractions = [cell for cell in cells if _NUMBER.fullmatch(cell) and "." in cell]
+        text_code = next((code for code, cell in enumerate(cells) if not _NUMBER.fullmatch(cell)), None)
+        if fractions and text_code is not None and cells[text_code]:
             raise ValueOfRowError(
-                text_row,
-                f"{short_repr(values[text_row])} is not a number; other rows look like {fractions[0]}; "
+                text_code,
+                f"{short_repr(cells[text_code])} is not a number; other rows look like {fractions[0]}; "
                 f"correct it, or say that they are classes with --target class",
             )
     return parsed
 
 
+def _check_lists(texts: Sequence[str]) -> None:
+    """Raise ValueOfRowError if only some texts are lists, or one that looks like a list is none in JSON."""
+    codes = [code for code, text in enumerate(texts) if _BRACKETS.fullmatch(text)]
+    are_lists = len(codes) == sum(map(bool, texts))
+    for code in codes:
+        text, reason = texts[code], ""
+        if not _is_list(text) and (are_lists or _PRINTED.fullmatch(text)):
+            reason = _NOT_JSON
+        elif _is_list(text) and not are_lists:
+            reason = "is a list, other rows have text; write all in one way"
+        if reason:
+            raise ValueOfRowError(
+                code,
+                f"{short_repr(text)} {reason}, or say that each is the name of one class with --target class",
+            )
+
+
 def _choose_target(values: Sequence[Any], target: str | None, class_names: tuple[str, ...] | None) -> str:
     """Return `target`, or the one that fits the values; ValueOfRowError if they are of several kinds."""
-    kinds = [_kind_name(row, value) for row, value in enumerate(values)]
-    for row, value in enumerate(values):
+    kinds = [_kind_name(code, value) for code, value in enumerate(values)]
+    for code, value in enumerate(values):
         is_blank = isinstance(value, str) and not value.strip() and target != "classes"
         if is_blank or (isinstance(value, float) and math.isnan(value)):
-            raise ValueOfRowError(row, "is empty; fill it in or remove the row")
+            raise ValueOfRowError(code, "is empty; fill it in or remove the row")
     first_kind = next((kind for kind, value in zip(kinds, values, strict=True) if value != ""), "text")
-    for row, kind in enumerate(kinds):
-        if kind != first_kind and values[row] != "":
-            reason = f"{short_repr(values[row])} is {kind}, other rows have {first_kind}"
-            raise ValueOfRowError(row, f"{reason}; write all in one way")
+    for code, kind in enumerate(kinds):
+        if kind != first_kind and values[code] != "":
+            reason = f"{short_repr(values[code])} is {kind}, other rows have {first_kind}"
+            raise ValueOfRowError(code, f"{reason}; write all in one way")
     if target is not None:
         return target
     are_lists = first_kind == "a list"
@@ -611,7 +620,7 @@ def _choose_target(values: Sequence[Any], target: str | None, class_names: tuple
     return "classes" if are_lists else "class"
 
 
-def _kind_name(row: int, value: Any) -> str:
+def _kind_name(code: int, value: Any) -> str:
     """Return the name of a label's kind in messages; ValueOfRowError if labels cannot be of this type."""
     if isinstance(value, str):
         return "text"
@@ -620,7 +629,7 @@ def _kind_name(row: int, value: Any) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     raise ValueOfRowError(
-        row, f"{short_repr(value)} is {type(value).__name__}; expected text, numbers or lists of them"
+        code, f"{short_repr(value)} is {type(value).__name__}; expected text, numbers or lists of them"
     )
 
 
@@ -636,7 +645,7 @@ def _check_are_sets(values: Sequence[Any], *, are_indices: bool) -> None:
     """
     width = len(values[0])
     are_zeros_and_ones = all(len(parts) == width and {0, 1} >= {*parts} for parts in values)
-    for row, parts in enumerate(values):
+    for code, parts in enumerate(values):
         reason = ""
         if are_zeros_and_ones and len(parts) > 1 and list(parts) != sorted({*parts}):
             reason = "looks like a 0 or a 1 for each class; list the indices or names of its classes, or"
@@ -646,7 +655,7 @@ def _check_are_sets(values: Sequence[Any], *, are_indices: bool) -> None:
             reason = "has a number below 0, which is no index of a class;"
         if reason:
             raise ValueOfRowError(
-                row,
+                code,
                 f"{short_repr(parts)} {reason} pass --target number to predict the vector (--target classes: "
                 f"each number is a class)",
             )
@@ -659,9 +668,9 @@ def _split_texts(values: Sequence[Any], separator: str, target: str | None) -> l
             f"--separator is for --target classes, not {target}", remedy="leave one of them out"
         )
     names: list[list[str]] = []
-    for row, value in enumerate(values):
+    for code, value in enumerate(values):
         if not isinstance(value, str):
-            raise ValueOfRowError(row, f"{short_repr(value)} is not text that can be split at {separator!r}")
+            raise ValueOfRowError(code, f"{short_repr(value)} is not text that can be split at {separator!r}")
         names.append([part.strip() for part in value.split(separator) if part.strip()])
     return names
 
@@ -675,62 +684,62 @@ class _NumberText(str):
         return (Decimal(self), str(self)) < (Decimal(other), str(other))
 
 
-def _class_labels(values: Sequence[Any], target: str) -> Labels:
+def _class_labels(values: Sequence[Any], target: str) -> _ValueLabels:
     """Return labels that are one class each, or any number of classes."""
     lists = [_label_parts(value) for value in values]
     first = next((parts[0] for parts in lists if parts), "")
-    for row, (value, parts) in enumerate(zip(values, lists, strict=True)):
+    for code, (value, parts) in enumerate(zip(values, lists, strict=True)):
         if target == "class" and isinstance(value, list | tuple):
             raise ValueOfRowError(
-                row, f"{short_repr(value)} is a list; --target classes takes several classes"
+                code, f"{short_repr(value)} is a list; --target classes takes several classes"
             )
         if not all(map(_is_class, parts)) or len({isinstance(part, str) for part in parts}) > 1:
             raise ValueOfRowError(
-                row, f"{short_repr(value)} is not a list of classes: text alone, or numbers"
+                code, f"{short_repr(value)} is not a list of classes: text alone, or numbers"
             )
         if parts and isinstance(parts[0], str) != isinstance(first, str):
             examples = f"{short_repr(value)} and {short_repr(first)}"
-            raise ValueOfRowError(row, f"mixed label types: {examples}; write all in one way")
+            raise ValueOfRowError(code, f"mixed label types: {examples}; write all in one way")
     if not any(lists):
         raise ValueOfRowError(0, "is empty, and so are all others; expected classes")
     classes = sorted({part for parts in lists for part in parts})
     index_of = {value: index for index, value in enumerate(classes)}  # 1.0 and 1 are one
     indices = [sorted({index_of[part] for part in parts}) for parts in lists]
-    flat = np.array([index for row_indices in indices for index in row_indices], np.int64)
+    flat = np.array([index for value_indices in indices for index in value_indices], np.int64)
     names = tuple(
         str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in classes
     )
     if target == "class":
-        return Labels(target, names, flat)
-    ends = np.cumsum([len(row_indices) for row_indices in indices], dtype=np.int64)
-    return Labels(target, names, np.full(len(values), -1), Column(flat, ends))
+        return _ValueLabels(target, names, Column(flat))
+    ends = np.cumsum([len(value_indices) for value_indices in indices], dtype=np.int64)
+    return _ValueLabels(target, names, Column(flat, ends))
 
 
-def _number_labels(values: Sequence[Any]) -> Labels:
+def _number_labels(values: Sequence[Any]) -> _ValueLabels:
     """Return labels that are a number, or a vector of as many numbers, each."""
-    for row, value in enumerate(values):
+    for code, value in enumerate(values):
         if isinstance(value, str):
-            raise ValueOfRowError(row, f"{short_repr(value)} is not a number")
+            raise ValueOfRowError(code, f"{short_repr(value)} is not a number")
     column = Column.from_values(values)
     if column.kind == "ragged":
-        row = next((row for row, value in enumerate(values) if len(value) != len(values[0])), 0)
-        reason = f"{short_repr(values[row])} is not like {short_repr(values[0])}"
-        raise ValueOfRowError(row, f"{reason}; expected flat lists of one length")
+        code = next((code for code, value in enumerate(values) if len(value) != len(values[0])), 0)
+        reason = f"{short_repr(values[code])} is not like {short_repr(values[0])}"
+        raise ValueOfRowError(code, f"{reason}; expected flat lists of one length")
     numbers = column.values.astype(np.float64)
-    infinite_rows = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(1))
-    if len(infinite_rows):
-        row = int(infinite_rows[0])
-        raise ValueOfRowError(row, f"{short_repr(values[row])} is not finite; correct it or remove the row")
+    infinite_codes = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(1))
+    if len(infinite_codes):
+        code = int(infinite_codes[0])
+        raise ValueOfRowError(code, f"{short_repr(values[code])} is not finite; correct it or remove the row")
     with np.errstate(invalid="ignore"):  # 2**63, to which the largest are rounded, is no int64
         is_rounded = numbers.astype(column.dtype) != column.values
-    rounded_rows = np.flatnonzero(is_rounded.reshape(len(numbers), -1).any(1))
-    if len(rounded_rows):
-        row = int(rounded_rows[0])
+    rounded_codes = np.flatnonzero(is_rounded.reshape(len(numbers), -1).any(1))
+    if len(rounded_codes):
+        code = int(rounded_codes[0])
         raise ValueOfRowError(
-            row,
-            f"{short_repr(values[row])} is larger than float64 holds exactly; subtract a constant from all",
+            code,
+            f"{short_repr(values[code])} is larger than float64 holds exactly; subtract a constant from all",
         )
-    return Labels("number", (), np.full(len(values), -1), Column(numbers))
+    return _ValueLabels("number", (), Column(numbers))
 
 
 def _label_parts(value: Any) -> list[Any]:
@@ -747,38 +756,36 @@ def _is_class(part: Any) -> bool:
     return isinstance(part, int | float) and math.isfinite(part)
 
 
-def _index_class_names(values: Sequence[Any], labels: Labels, class_names: tuple[str, ...]) -> Labels:
+def _index_class_names(
+    values: Sequence[Any], labels: _ValueLabels, class_names: tuple[str, ...]
+) -> _ValueLabels:
     """Return labels that index `class_names`, the names that the source has.
 
     Raises:
         ValueOfRowError: a label is neither one of the names nor an index of one.
     """
-    index_of_name = {name: index for index, name in enumerate(class_names)}
+    column, index_of_name = labels.column, {name: index for index, name in enumerate(class_names)}
     has_text = any(isinstance(part, str) and part for value in values for part in _label_parts(value))
     if not has_text:  # numbers are indices
         index_of_name |= {str(index): index for index in range(len(class_names))}
     new_indices = np.array([index_of_name.get(name, -1) for name in labels.classes], np.int64)
     unknown = int(np.argmin(new_indices))
     if new_indices[unknown] < 0:
-        row = int(np.argmax(labels.labels == unknown))
-        if labels.targets is not None and labels.targets.ends is not None:
-            position = np.argmax(labels.targets.values == unknown)
-            row = int(np.searchsorted(labels.targets.ends, position, side="right"))
+        code = int(np.argmax(column.values == unknown))
+        if column.ends is not None:
+            code = int(np.searchsorted(column.ends, code, side="right"))
         raise ValueOfRowError(
-            row,
+            code,
             f"{labels.classes[unknown]} is not a class; expected 0 to {len(class_names) - 1}, or one of "
             f"{', '.join(class_names)[:80]} (a dataset without labels is converted with target='none')",
         )
-    if labels.targets is not None:
-        targets = Column(new_indices[labels.targets.values], labels.targets.ends)
-        return replace(labels, classes=class_names, targets=targets)
-    return replace(labels, classes=class_names, labels=new_indices[labels.labels])
+    return _ValueLabels(labels.target, class_names, Column(new_indices[column.values], column.ends))
 
 
 # --- notes on labels that look wrong ---
 
 
-def _notes_on_target(values: Sequence[Any], labels: Labels) -> Iterable[str]:
+def _notes_on_target(values: Sequence[Any], labels: _ValueLabels) -> Iterable[str]:
     """Yield notes on a target that was chosen by the values, and how to pass another one."""
     number = quantity(len(labels.classes), "class", "classes")
     if labels.target == "number":

@@ -134,7 +134,7 @@ def _scan_tars(source: WebDatasetSource, tars: Sequence[Tar]) -> Scan:
     values = RowValues(
         row_name=samples.row_name,
         label=None if labels is None else options.label or LABEL,
-        labels=labels or [],
+        label_cells=labels or [],
         class_names=classes,
         fields=samples.fields,
         labels_are_text=samples.labels_are_parts and classes is None,

@@ -15,6 +15,7 @@ from bench.report.watch import make_result, stream_to_trial
 from bench.watch.build_line import describe_build
 from bench.watch.run import WatchedRun, command_line, watch
 from precache.cli.commandline import STDOUT, check_output, debug_option
+from precache.engines.cpus import cpu_quota
 from precache.errors import SettingError
 
 
@@ -114,6 +115,8 @@ def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | Non
         "cpus": observed.machine.cpus,
         "script_cpu_share": observed.machine.script_cpu_share,
         "other_cpu_share": observed.machine.other_cpu_share,
+        "quota_cpus": cpu_quota(),
+        "throttled_share": observed.throttled_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     if streams and not observed.failed and waiting.can_change(streams[0]):

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from bench.report.result import Activity
+from precache.engines import available_cpus
 
 INTERVAL_S = 0.1
 _MEMORY_SAMPLING_SHARE = 0.02
@@ -188,8 +189,9 @@ class OtherProcesses:
             return None, None
         total_s = max(now.total - self._start.total, 1e-9)
         own_s = now.own - self._start.own
+        allowed_s = total_s * min(1.0, available_cpus(ranks=1) / len(_cores()))  # a quota allows less
         other_s = max(0.0, now.busy - self._start.busy - own_s)
-        return min(1.0, own_s / total_s), min(1.0, other_s / total_s)
+        return min(1.0, own_s / allowed_s), min(1.0, other_s / total_s)
 
 
 def _read_cpu_seconds() -> _CpuSeconds | None:

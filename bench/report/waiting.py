@@ -78,7 +78,7 @@ class Stream:
     """Figures of one stream, over its counted batches.
 
     Attributes:
-        info: properties of its loader, from the events `stream` and `described`.
+        info: properties of its loader, from the events `stream`, `described` and (as `cpus`) `cpus`.
         made: number of loaders that the script has made at the line of this one.
         remade: whether the script makes a new loader for each epoch.
         role: TRAINING, VALIDATION, or READING where no optimizer steps.
@@ -177,6 +177,13 @@ class Machine:
     cpus: int
     script_cpu_share: float | None
     other_cpu_share: float | None
+
+    def with_cpus(self, cpus: int) -> "Machine":
+        """Return the same use of another number of CPUs."""
+        share = self.script_cpu_share
+        return replace(
+            self, cpus=cpus, script_cpu_share=None if share is None else min(1.0, share * self.cpus / cpus)
+        )
 
 
 def warm_up(info: Mapping[str, Any]) -> int:
@@ -296,6 +303,8 @@ def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader
             loaders[event["stream"]] = _Loader(dict(event), made=made[event["where"]])
         elif kind == "described":
             loaders[event["stream"]].info |= {name: event[name] for name in ("side", "bytes", "kinds")}
+        elif kind == "cpus":
+            loaders[event["stream"]].info["cpus"] = event
         elif kind == "parts":
             loaders[event["stream"]].parts = event
         elif kind == "ahead":

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.report import spikes, waiting
 from bench.report.advice import advise
+from bench.report.cages import CageFinding, find_cage
 from bench.report.change import Change
 from bench.report.result import Result, Row, Trial
 from bench.report.sentences import describe_batches, disturbance
@@ -131,8 +132,7 @@ def make_result(
     Args:
         settings: `script`, `exit_code`, `ended` (by bench), `interrupted`, `batches` (number seen), `fault`
             (error of the hook), `build` (lines on `loaders.build` in the place of the first stream's
-            loader), and the fields of `bench.report.waiting.Machine`: `cpus`, `ours` (script_cpu_share) and
-            `others` (other_cpu_share).
+            loader), the fields of `bench.report.waiting.Machine`, and those that `find_cage` reads.
         trials: streams.
         gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
@@ -140,15 +140,23 @@ def make_result(
     cpus = Machine(settings["cpus"], settings["script_cpu_share"], settings["other_cpu_share"])
     answer: list[tuple[str, ...]] = []
     rows: list[Row] = []
+    cage: CageFinding | None = None
     failed = settings["exit_code"] != 0 and not settings["ended"]
     if failed or not streams:
         answer.append((_explain_no_conclusion(settings, failed),))
         rows = [_make_row(stream) for stream in streams]
     else:
         first = streams[0]
+        cage = find_cage(first, streams, settings)
+        if cage is not None:
+            cpus = cpus.with_cpus(cage.cpus)
         changes = [change for change in waiting.find_changes(first, streams, cpus) if advise(first, change)]
+        if cage is not None:
+            changes = []  # what they would bring is not known as long as the limit is there
         answer.append(tuple(describe_waiting(first, streams, cpus, gpu_price)))
-        if not changes and (reason := _explain_no_change(first, streams, cpus)):
+        if cage is not None:
+            answer.append((cage.sentence,))
+        elif not changes and (reason := _explain_no_change(first, streams, cpus)):
             answer.append((reason,))
         rows.append(_make_row(first))
         rows += [_make_change_row(first, change) for change in changes]
@@ -166,7 +174,10 @@ def make_result(
         bars="images_per_s",
         conditions=tuple(_conditions(machine, settings, streams)),
         next_step=settings["build"],
-        summary={"streams": [_summarise(stream, streams, cpus) for stream in streams]},
+        summary={
+            "cage": "" if cage is None else cage.kind.value,
+            "streams": [_summarise(stream, streams, cpus) for stream in streams],
+        },
     )
 
 

@@ -1,7 +1,7 @@
 """Timing of the batches of a script that `bench watch` started, in the script's own processes.
 
-The hook runs in the interpreter of the script, so it imports nothing of this project but `origin.py` and
-`transforms.py` beside it, and an error in here is written down and never reaches the script.
+The hook runs in the interpreter of the script, so it imports nothing of this project but `cpus.py`,
+`origin.py` and `transforms.py` beside it, and an error in here is written down and never reaches the script.
 `inject/sitecustomize.py` calls `watch_module` when torch's DataLoader or a similar module has been imported;
 the hook then wraps the methods that make loaders, make iterators and give the next batch.
 
@@ -29,6 +29,10 @@ Times are seconds of the monotonic clock; those that end in `_cpu_s` are CPU tim
                                         optimizers so far; `served` is one of SERVED
     end         asked_s, asked_cpu_s, got_s, steps
                                         a batch was asked for, and the iterator had no more
+    cpus        start, own, workers, queued_share, machine, variables
+                                        CPUs that the process might use when it started, that it and its
+                                        workers may use now, and how many the machine has; the share of the
+                                        time for which workers waited for a CPU
     idle        batch, seconds          the device had nothing to do while that batch was fetched
     ahead                               another thread than the one that trains asks for batches
     alone                               no further batch will be held
@@ -482,6 +486,7 @@ class _Stream:
         self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
+        self._cpus: Any = None
         _streams.append(self)
         _steps.begin()
         _log.write("stream", stream=self.number, **info)
@@ -497,6 +502,8 @@ class _Stream:
         """Take the measurements that were asked for, and return how the next batch is served, see SERVED."""
         group = self.group
         group.check_requests()
+        if not group.requests and self.batches & (self.batches - 1) == 0:  # before batches 0, 1, 2, 4, 8, ...
+            self._record_cpus(iterator)
         held_batches = iterator.__dict__.get("_bench_watch_held")
         if group.needs("hold") and held_batches is None:
             if group.holds_left and group.held_steps < _MAX_HELD_STEPS and _can_hold(iterator):
@@ -514,6 +521,14 @@ class _Stream:
             served = "late"
         self._event = _cuda_event()
         return served
+
+    @_catch_errors
+    def _record_cpus(self, iterator: Any) -> None:
+        """Write which CPUs this process and the workers of an iterator may use."""
+        if self._cpus is None:
+            self._cpus = importlib.import_module("bench_watch_cpus").WorkerCpus()
+        workers = [worker.pid for worker in iterator.__dict__.get("_workers", ())]
+        _log.write("cpus", stream=self.number, **self._cpus.read(workers))
 
     @_catch_errors
     def record_batch(self, begin: _Moment, served: str, batch: Any, sizes: Any) -> None:

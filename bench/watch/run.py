@@ -28,7 +28,7 @@ import psutil
 
 from bench.machine.monitor import OtherProcesses
 from bench.report.waiting import FEWEST, Event, Machine, warm_up
-from precache.engines import available_cpus
+from precache.engines.cpus import available_cpus, throttled_periods
 from precache.errors import SettingError, did_you_mean, os_errors_as
 from precache.storage.staging import temporary_folder
 
@@ -49,6 +49,7 @@ class WatchedRun:
         ended: whether bench ended it.
         interrupted: whether Ctrl-C ended it.
         machine: CPUs of the machine, and their use while the training was steady.
+        throttled_share: share, 0 to 1, of the periods of a quota in which it was used up; None without one.
     """
 
     processes: list[list[Event]]
@@ -56,6 +57,7 @@ class WatchedRun:
     ended: bool
     interrupted: bool
     machine: Machine
+    throttled_share: float | None
 
     @property
     def failed(self) -> bool:
@@ -153,8 +155,17 @@ def watch(
             code=128 - code if code < 0 else code,
             ended=ended,
             interrupted=interrupted,
-            machine=Machine(available_cpus(), usage.script_cpu_share, usage.other_cpu_share),
+            machine=_describe_cpus(reader.processes, usage),
+            throttled_share=usage.throttled_share,
         )
+
+
+def _describe_cpus(processes: Sequence[Sequence[Event]], usage: "_Usage") -> Machine:
+    """Make the Machine of a script, which may have begun with fewer CPUs than this process has."""
+    masks = [event["start"] for events in processes for event in events if event["event"] == "cpus"]
+    own = available_cpus()
+    machine = Machine(own, usage.script_cpu_share, usage.other_cpu_share)
+    return machine.with_cpus(min(own, len(set().union(*masks)) or own))
 
 
 def _request_measurements(folder: Path, progress: "_Progress") -> None:
@@ -348,19 +359,27 @@ class _Progress:
 
 
 class _Usage:
-    """Shares of the CPUs that the script and other processes used, from `begin` to the first `end`."""
+    """Shares of the CPUs that were used, and of throttled periods, from `begin` to the first `end`."""
 
     def __init__(self) -> None:
         self._processes: OtherProcesses | None = None
+        self._periods: dict[Path, tuple[int, int]] = {}
         self.script_cpu_share: float | None = None
         self.other_cpu_share: float | None = None
+        self.throttled_share: float | None = None
 
     def begin(self) -> None:
         """Begin to measure, if that has not begun."""
         if self._processes is None:
             self._processes = OtherProcesses()
+            self._periods = throttled_periods()
 
     def end(self) -> None:
         """End the measurement, if it has begun and not ended."""
         if self._processes is not None and self.other_cpu_share is None:
             self.script_cpu_share, self.other_cpu_share = self._processes.shares()
+            for folder, (periods, throttled) in throttled_periods().items():
+                before = self._periods.get(folder, (0, 0))
+                if periods > before[0]:
+                    share = (throttled - before[1]) / (periods - before[0])
+                    self.throttled_share = max(self.throttled_share or 0.0, share)

@@ -71,7 +71,8 @@ def count_cpus(root: Path, environment: Mapping[str, str], ranks: int | None = N
     else:
         shared = own
     limits = [own, shared / sharing]
-    limits += [quota / sharing for quota in map(_quota, cgroup_folders(root)) if quota is not None]
+    if (quota := cpu_quota(root)) is not None:
+        limits.append(quota / sharing)
     if per_task := read_launcher("SLURM_CPUS_PER_TASK", 0, environment=environment):
         limits.append(per_task * tasks / sharing)
     return max(1, int(min(limits)))
@@ -157,7 +158,21 @@ def _launcher_mask_size(root: Path) -> int | None:
     return _mask_size(root / "proc" / process / "status")
 
 
-def cgroup_folders(root: Path = _ROOT) -> Iterator[Path]:
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return the CPUs that the processes of this one's cgroups may use together; None without a quota."""
+    return min((quota for quota in map(_quota, _cgroup_folders(root)) if quota is not None), default=None)
+
+
+def throttled_periods(root: Path = _ROOT) -> dict[Path, tuple[int, int]]:
+    """Return how many periods of its quota each cgroup had so far, and in how many of them it was used up."""
+    periods = {}
+    for folder in _cgroup_folders(root):
+        counts = dict(re.findall(r"^(\w+) (\d+)$", _read(folder / "cpu.stat"), re.MULTILINE))
+        periods[folder] = int(counts.get("nr_periods", 0)), int(counts.get("nr_throttled", 0))
+    return periods
+
+
+def _cgroup_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it, in hierarchies that limit CPUs.
 
     A container sees its own cgroup, or one above it, as the root of the mounted hierarchy.

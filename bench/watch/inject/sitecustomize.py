@@ -14,7 +14,13 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = "bench_watch_hook"
-_FILES = {_HOOK: "hook.py", "bench_watch_origin": "origin.py", "bench_watch_transforms": "transforms.py"}
+_CPUS = "bench_watch_cpus"
+_FILES = {
+    _HOOK: "hook.py",
+    _CPUS: "cpus.py",
+    "bench_watch_origin": "origin.py",
+    "bench_watch_transforms": "transforms.py",
+}
 _TIMED = (
     "torch.utils.data.dataloader",
     "torchdata.stateful_dataloader.stateful_dataloader",
@@ -60,4 +66,5 @@ def _run_other_sitecustomize() -> None:
 
 if "BENCH_WATCH" in os.environ:
     sys.meta_path.insert(0, _Finder())
+    importlib.import_module(_CPUS)
 _run_other_sitecustomize()

@@ -22,6 +22,8 @@ SETTINGS: dict[str, Any] = {
     "cpus": 4,
     "script_cpu_share": 0.2,
     "other_cpu_share": 0.0,
+    "quota_cpus": None,
+    "throttled_share": None,
 }
 WAITING = [(0.3, 0.1)] * 40
 

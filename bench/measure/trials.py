@@ -1,10 +1,20 @@
 """Trials of a command, kept in the file of its result while they are measured, so that it can be resumed.
 
-The file is complete JSON at any time: after each trial it is written anew under another name, and renamed.
+A line is appended for each trial. When the command ends, the whole result is written, as one JSON document.
+
+| the file while the command runs, and after a kill     | the same command              |
+| ----------------------------------------------------- | ----------------------------- |
+| missing: no trial has ended                           | begins                        |
+| a result that is finished: no new trial has ended     | adds to its trials            |
+| settings, and a line for each trial; no conclusions   | goes on behind the last trial |
+| the same, and a line that breaks off                  | measures that trial again     |
+| locked, or replaced, by another command that runs     | ends with an error            |
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +25,20 @@ from bench.report.result import (
     Result,
     Trial,
     format_document,
+    format_trial,
+    format_unfinished,
     make_document,
     parse_document,
     to_plain,
 )
 from precache.cli.commandline import STDOUT
-from precache.errors import SettingError, os_reason
+from precache.errors import SettingError, os_errors_as, os_reason
 from precache.storage import atomic_write
+from precache.storage.locks import has_name, lock
 
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "data")
 """Settings that may differ in a file: further repeats, folders or numbers of workers only add trials."""
+_ROOM = "free space there, and run the command again: it goes on from the trials in the file"
 
 
 class Trials:
@@ -56,7 +70,10 @@ class Trials:
         self.settings: dict[str, Any] = to_plain(settings)
         self.skipped: dict[str, str] = {}
         self._trials: dict[str, Trial] = {}
+        self._file: FileIO | None = None  # the locked file; trials are appended to it once it is writable
         if self.path is not None and self.path.exists():
+            self._file = FileIO(self.path)
+            self._lock(self._file)
             document = read_document(self.path)
             self._check_same(document)
             self._trials = {_key_text(trial.key): trial for trial in document.trials}
@@ -70,9 +87,44 @@ class Trials:
         trial = trial.rounded()
         self._trials[_key_text(trial.key)] = trial
         if self.path is not None:
-            document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
-            _write(self.path, structs.asdict(document))
+            with os_errors_as(SettingError, "cannot be written", _ROOM, path=self.path):
+                self._append(trial, self.path)
         return trial
+
+    def _append(self, trial: Trial, path: Path) -> None:
+        """Append the line of a trial, the newest one; the first time, write the file with all trials so far.
+
+        Raises:
+            SettingError: another command has written the file meanwhile.
+            OSError: it cannot be written.
+        """
+        if self._file is not None and self._file.writable():
+            line = memoryview(format_trial(trial).encode())
+            while line:  # a nearly full disk takes a part
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+            return
+        if path.exists() and (self._file is None or not has_name(self._file.fileno(), path)):
+            raise self._busy_error()
+        document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(format_unfinished(document).encode())
+            locked = FileIO(os.dup(file.fileno()), "wb")
+            self._lock(locked)
+        self._file = locked
+
+    def _lock(self, file: FileIO) -> None:
+        """Lock the file until it is closed, where the system can; SettingError if another command did."""
+        if os.name != "nt" and not lock(file.fileno()):
+            raise self._busy_error()
+
+    def _busy_error(self) -> SettingError:
+        return SettingError(
+            "is written by another command now",
+            path=self.path,
+            remedy="wait for its end, or name another --json",
+        )
 
     def measure(self, key: Mapping[str, Any], run: Callable[[], Trial]) -> Trial:
         """Return the trial with that key; where it was not measured, call `run` and keep what it returns."""
@@ -88,7 +140,12 @@ class Trials:
     def finish(self, result: Result) -> None:
         """Write the result into the file, with its rows and its answer."""
         if self.path is not None:
-            _write(self.path, result.to_json())
+            with os_errors_as(SettingError, "cannot be written", _ROOM, path=self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(self.path) as file:
+                    file.write(format_document(result.to_json()).encode())
+        if self._file is not None:
+            self._file.close()
 
     def _check_same(self, document: Document) -> None:
         """Check that the file's trials can be gone on with, and add its settings of _MAY_GROW to these.
@@ -159,9 +216,3 @@ def _digests(settings: Mapping[str, Any]) -> dict[str, str]:
 def _key_text(key: Mapping[str, Any]) -> str:
     """Return a trial's key as text, which a dict can be looked up with."""
     return json.dumps(to_plain(key), sort_keys=True)
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(format_document(document).encode())

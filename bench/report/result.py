@@ -265,7 +265,8 @@ class Document(Struct, frozen=True, kw_only=True):
     """The part of a result's file that is written from the first trial on.
 
     It is enough to continue an interrupted command, and to make the result. What the result concludes stands
-    in the file behind it, for people and other programs.
+    in the file behind it, for people and other programs. Until there is a conclusion, the file ends behind a
+    trial: a line is appended for each.
     """
 
     version: Literal[1] = 1
@@ -305,12 +306,29 @@ def format_document(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def format_unfinished(document: Document) -> str:
+    """Write a document whose end is missing, so that the lines of further trials can be appended to it."""
+    head = {name: part for name, part in structs.asdict(document).items() if name != "trials"}
+    return (
+        format_document(head).removesuffix("\n}\n")
+        + ',\n "trials": [\n'
+        + "".join(map(format_trial, document.trials))
+    )
+
+
+def format_trial(trial: Trial) -> str:
+    """Write the line of a trial in an unfinished document."""
+    return f"  {_line(trial)},\n"
+
+
 def _line(value: Any) -> str:
     return encode(value).decode().rstrip("\n")
 
 
 def parse_document(raw: bytes, path: object) -> Document:
-    """Read a document that `format_document` wrote.
+    """Read a document that `format_document` or `format_unfinished` wrote.
+
+    Of an unfinished one, a last line without its end is left out: the command was killed while it wrote it.
 
     Args:
         raw: content of the file.
@@ -319,6 +337,9 @@ def parse_document(raw: bytes, path: object) -> Document:
     Raises:
         SettingError: it is no result of bench.
     """
+    lines, _, _ = raw.rpartition(b"\n")
+    if lines.endswith((b",", b"[")):
+        raw = lines.removesuffix(b",") + b"]}"
     remedy = "give a file that --json of a command of bench wrote"
     return decode(raw, Document, path=path, error=SettingError, remedy=remedy)
 

@@ -38,7 +38,7 @@ DATA = Path("data")
     help="Processes or threads of each loader; several as in 0,1,2,4.  [default: one per CPU]",
 )
 @run_options(
-    *("trainer", "trainer_rate", "size", "augment", "cold", "repeats", "batches"),
+    *("trainer", "trainer_rate", "launches", "size", "augment", "cold", "repeats", "batches"),
     *("warmup", "device", "amp", "compiled", "cache", "shuffle"),
     repeats={"default": 5},
 )

@@ -12,7 +12,7 @@ import click
 
 from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
-from bench.measure.trainers import CHOICES
+from bench.measure.trainers import CHOICES, EAGER_LAUNCHES, NullTrainer, choose_launches, resolve_trainer
 from loaders.device import find_device
 from precache.cli.commandline import combine_options
 from precache.engines import worker_count
@@ -27,6 +27,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "type": float,
         "metavar": "IMAGES_PER_S",
         "help": "Images/s that your own GPU trains on; the same as --trainer emulated:IMAGES_PER_S.",
+    },
+    "launches": {
+        "type": int,
+        "help": "Torch operations that each step of an emulated trainer launches from Python.  [default: "
+        f"{EAGER_LAUNCHES} for IMAGES_PER_S, as an eager ResNet-50; 0 for a named accelerator]",
     },
     "amp": {"default": "auto", "help": AMP_HELP},
     "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
@@ -77,6 +82,7 @@ def make_settings(
     *,
     trainer: str | None = None,
     trainer_rate: float | None = None,
+    launches: int | None = None,
     device: str = "auto",
     warmup: int | None = None,
     workers: int | None = None,
@@ -88,8 +94,10 @@ def make_settings(
         SettingError: a value is not allowed, or a device is missing.
     """
     torch_device = find_device(device)
+    name = choose_trainer(trainer, trainer_rate) or NullTrainer.name
     return Settings(
-        trainer=choose_trainer(trainer, trainer_rate) or "none",
+        trainer=name,
+        launches=choose_launches(launches, resolve_trainer(name, torch_device)),
         device=torch_device,
         warmup=choose_warmup(warmup, torch_device),
         workers=worker_count(workers),

@@ -35,7 +35,9 @@ _TIMES = "conversions.json"
 
 @click.command(name="quickstart", short_help="Try the whole path on generated photographs.")
 @click.option("--images", default=768, show_default=True, help="Photographs of the sample tree.")
-@run_options("trainer_rate", "batches", "repeats", batches={"default": 12}, repeats={"default": 2})
+@run_options(
+    "trainer_rate", "launches", "batches", "repeats", batches={"default": 12}, repeats={"default": 2}
+)
 @price_option
 @debug_option
 def command(images: int, settings: Settings, gpu_price: float | None) -> None:

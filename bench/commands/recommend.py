@@ -35,6 +35,7 @@ _QUICK_FORMATS = ("shards", "webdataset")
 _TRIAL_OPTIONS = {
     "trainer": option("trainer"),
     "trainer_rate": option("trainer_rate"),
+    "launches": option("launches"),
     "size": option("size"),
     "batch_size": click.option(
         "--batch-size",

@@ -46,7 +46,7 @@ _MAX_RESIDENT_SHARE = 0.05
 """Limit of the share of a folder in memory in a cold trial: pages read ahead, or by other processes."""
 _SETTINGS_IN_RESULT = (
     *("size", "warmup", "batches", "repeats", "augment", "shuffle", "cold", "compiled", "cache"),
-    *("warmup_s", "seconds", "first_epoch"),
+    *("launches", "warmup_s", "seconds", "first_epoch"),
 )
 """Fields of `Settings` that a result's file has under the same names."""
 _IMAGE_FOLDER_CONDITION = (

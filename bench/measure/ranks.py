@@ -39,7 +39,7 @@ from precache.reporting import Progress, no_progress
 from precache.storage.staging import temporary_folder
 from precache.storage.stored_json import decode, encode
 
-_SETTINGS_IN_RESULT = ("size", "warmup", "batches", "repeats", "amp", "augment")
+_SETTINGS_IN_RESULT = ("size", "warmup", "batches", "repeats", "amp", "launches", "augment")
 """Fields of `Settings` that a result's file has under the same names."""
 RankMeasurements: TypeAlias = dict[str, list[dict[str, float]]]
 """Measurement of each repeat in one rank, `images_per_s` and `wait_share` (0 to 1), by the kind of run."""

@@ -140,7 +140,7 @@ def prepare_settings(settings: Settings) -> Settings:
 def _describe(question: Question, settings: Settings) -> dict[str, Any]:
     """Return the settings that all trials share, for the file of the result."""
     scan = question.scan
-    names = ("size", "batch_size", "seconds", "augment", "trainer", "repeats")
+    names = ("size", "batch_size", "seconds", "augment", "trainer", "launches", "repeats")
     return {
         **{name: getattr(settings, name) for name in names},
         "device": str(settings.device),

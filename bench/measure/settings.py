@@ -34,7 +34,7 @@ class Settings:
         backend, path: backend and folder of the loader; unused in a trial without one.
         classes: number of classes of its data.
         trainer: name, see `bench.measure.trainers.CHOICES`.
-        amp, compiled: settings of trainers that compute, see `bench.measure.trainers.make_trainer`.
+        amp, compiled, launches: settings of trainers, see `bench.measure.trainers.make_trainer`.
         device: device that batches are delivered to and the trainer runs on.
         batch_size: samples per batch, of each rank.
         workers: processes or threads of the loader; None: the CPUs, shared out among the ranks.
@@ -60,6 +60,7 @@ class Settings:
     trainer: str = "none"
     amp: str = "auto"
     compiled: bool = False
+    launches: int = 0
     device: torch.device = _CPU
     batch_size: int = 64
     workers: int | None = None
@@ -82,7 +83,10 @@ class Settings:
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("warmup", 0), ("batches", 1), ("repeats", 1)):
+        for name, least in (
+            *(("batch_size", 1), ("warmup", 0), ("batches", 1), ("repeats", 1)),
+            ("launches", 0),
+        ):
             check_range(name, getattr(self, name), least)
         check_range("size", self.size, 1, MAX_SIZE)
         if self.workers is not None:
@@ -111,7 +115,14 @@ class Settings:
 
     def make_trainer(self) -> Trainer:
         """Build the trainer."""
-        return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
+        return make_trainer(
+            self.trainer,
+            self.device,
+            self.classes,
+            amp=self.amp,
+            compiled=self.compiled,
+            launches=self.launches,
+        )
 
 
 def check_fills_batch(batch_size: int, samples: int) -> None:

@@ -29,10 +29,12 @@ PRESETS = {
     "h200": Preset(7941, "ResNet-50, MLPerf Training v4.0, MXNet"),
     "a100": Preset(2470, "ResNet-50, NVIDIA DeepLearningExamples, PyTorch, AMP"),
     "h100-vit-s": Preset(7716, "ViT-S, NVIDIA-BioNeMo nvSubquadratic, compiled"),
-    "mlperf-storage-h100": Preset(400 / 0.224, "ResNet-50, the sleep of MLPerf Storage"),
-    "mlperf-storage-a100": Preset(400 / 0.435, "ResNet-50, the sleep of MLPerf Storage"),
+    "mlperf-storage-v2-h100": Preset(400 / 0.224, "ResNet-50, the sleep of MLPerf Storage v1 and v2"),
+    "mlperf-storage-v2-a100": Preset(400 / 0.435, "ResNet-50, the sleep of MLPerf Storage v1 and v2"),
 }
 DEFAULT_PRESET = "h100"
+EAGER_LAUNCHES = 1000
+"""Operations of an eager training step of ResNet-50; `python -m bench.lab.launching --count` counts them."""
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "vit_s_16")
 """Names of `loaders.examples.models.MODELS`, which is imported only where a model is trained."""
 # \b keeps click from joining the lines
@@ -41,7 +43,7 @@ EPILOG = "\n".join(
         "\b",
         "Emulated accelerators, images/s; x8 behind a name or a rate is 8 of them:",
         *(
-            f"  {f'emulated:{name}':29}{preset.images_per_s:6,.0f}  {preset.citation}"
+            f"  {f'emulated:{name}':32}{preset.images_per_s:6,.0f}  {preset.citation}"
             for name, preset in PRESETS.items()
         ),
         "PyTorch without MXNet's tuning is slower: --trainer-rate takes the images/s of your own training.",
@@ -81,19 +83,45 @@ class NullTrainer:
 
 
 class EmulatedTrainer:
-    """Trainer that keeps each batch for `samples / images_per_s` seconds without using the CPU."""
+    """Trainer whose device takes `samples / images_per_s` seconds for a batch, beginning when it has it.
+
+    A step launches operations from Python, as an eager model does, and then sleeps until the device is done:
+    it takes as long as the longer of the two. Waking up takes some time, which the next step makes up for,
+    so that steps take as long as the device on average. A batch that came later than that is late: its step
+    is not shortened, since a device cannot work on what it does not have.
+
+    Args:
+        launches: small torch operations of each step; they need the interpreter's lock.
+
+    Attributes:
+        launch_s: seconds that launching took in each step so far.
+    """
 
     dtype = torch.uint8
 
-    def __init__(self, name: str, images_per_s: float) -> None:
+    def __init__(self, name: str, images_per_s: float, device: torch.device, launches: int = 0) -> None:
         self.name = name
         self.images_per_s = images_per_s
+        self.launches = launches
+        self.launch_s: list[float] = []
+        self._operand = torch.zeros(1, device=device)
+        self._done_s = self._awake_s = 0.0  # when the device was done, and when this thread knew it
 
     def step(self, batch: Batch) -> None:
-        """Wait until the batch is on the device, then for the time of its step."""
+        """Wait until the batch is on the device, launch, then wait for the time of its step."""
         if batch.images.is_cuda:
             torch.cuda.current_stream(batch.images.device).synchronize()
-        time.sleep(len(batch.labels) / self.images_per_s)
+        start_s = time.perf_counter()
+        for _ in range(self.launches):
+            self._operand.add_(1)
+        now_s = time.perf_counter()
+        self.launch_s.append(now_s - start_s)
+        overslept_s = self._awake_s - self._done_s
+        is_late = start_s - self._awake_s > overslept_s
+        device_start_s = start_s if is_late else start_s - overslept_s
+        self._done_s = max(now_s, device_start_s + len(batch.labels) / self.images_per_s)
+        time.sleep(self._done_s - now_s)
+        self._awake_s = time.perf_counter()
 
 
 class ModelTrainer:
@@ -127,7 +155,13 @@ class ModelTrainer:
 
 
 def make_trainer(
-    name: str, device: torch.device, classes: int, *, amp: str = "auto", compiled: bool = False
+    name: str,
+    device: torch.device,
+    classes: int,
+    *,
+    amp: str = "auto",
+    compiled: bool = False,
+    launches: int = 0,
 ) -> Trainer:
     """Return the trainer called `name`, one of CHOICES; `auto` is ResNet-50 where there is a GPU.
 
@@ -135,6 +169,7 @@ def make_trainer(
         classes: number of classes of the data.
         amp: precision of a model, see `resolve_amp`; other trainers do not compute.
         compiled: whether torch.compile compiles a model.
+        launches: operations that each step of an emulated trainer launches from Python.
 
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
@@ -144,7 +179,7 @@ def make_trainer(
         return NullTrainer()
     if name in MODELS:
         return ModelTrainer(name, device, classes, amp, compiled=compiled)
-    return EmulatedTrainer(name, emulated_images_per_s(name.partition(":")[2]))
+    return EmulatedTrainer(name, emulated_images_per_s(name.partition(":")[2]), device, launches)
 
 
 def resolve_trainer(name: str, device: torch.device) -> str:
@@ -179,6 +214,27 @@ def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = F
     raise SettingError(
         f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
     )
+
+
+def choose_launches(launches: int | None, name: str) -> int:
+    """Return the operations that each step of the trainer of that full name launches from Python.
+
+    Args:
+        launches: number that was asked for; None: that of an eager ResNet-50 for a rate, which is that of a
+            training of yours, and none for a name of PRESETS, whose rate says what the accelerator can do.
+
+    Raises:
+        SettingError: a number was asked for, and the trainer is none that is emulated.
+    """
+    kind, _, argument = name.partition(":")
+    if launches is None:
+        is_rate = kind == "emulated" and re.sub(r"x\d+$", "", argument) not in PRESETS
+        return EAGER_LAUNCHES if is_rate else 0
+    if launches and kind != "emulated":
+        raise SettingError(
+            f"launches {launches} is for emulated trainers, got {name!r}", remedy="leave it out"
+        )
+    return launches
 
 
 def emulated_images_per_s(argument: str) -> float:

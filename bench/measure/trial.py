@@ -26,7 +26,7 @@ from bench.measure import imagefolder
 from bench.measure.candidates import PROBED_PICTURES
 from bench.measure.processes import BatchTooLargeError
 from bench.measure.settings import LAST, SHUFFLES, Settings, check_fills_batch
-from bench.measure.trainers import NullTrainer, Trainer
+from bench.measure.trainers import EmulatedTrainer, NullTrainer, Trainer
 from bench.report.loaders import COLD, FED, LOADER, STAGES, TRAINER, TRANSFER
 from bench.report.result import Trial
 from loaders.augment import centre_boxes, crop_into
@@ -345,9 +345,12 @@ def _time_batches(
     if first_batch_s:
         numbers["first_batch_s"] = first_batch_s
         numbers |= _count_served(ids)
+    series = {"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))}
+    if isinstance(trainer, EmulatedTrainer) and trainer.launches:
+        series["launch_s"] = tuple(trainer.launch_s[-len(step_s) :])
     return Trial(
         numbers=numbers,
-        series={"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))},
+        series=series,
         facts={"shapes": " and ".join(sorted(shapes)), "sides": " and ".join(sorted(sides))},
         activity=None if monitor is None else monitor.result(),
     )

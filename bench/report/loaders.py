@@ -17,6 +17,7 @@ from bench.report.sentences import (
     answer,
     describe_choice,
     describe_conditions,
+    describe_launch_limit,
     describe_row,
     describe_saving,
     disturbance,
@@ -81,7 +82,10 @@ def make_result(
         trials=tuple(trials),
         rows=tuple(rows),
         thing="loader",
-        columns=("loader_images_per_s", "busy_share", "cold_images_per_s", "first_batch_s"),
+        columns=(
+            *("loader_images_per_s", "busy_share", "launch_ratio", "launch_p95_ratio"),
+            *("cold_images_per_s", "first_batch_s"),
+        ),
         answer=tuple(paragraphs),
         best=tuple(position for position, row in enumerate(rows) if any(row is other for other in best)),
         bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
@@ -217,6 +221,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
             "busy_share": busy_share(ratio),
             "first_step_s": fed.estimate("first_step_s"),
             "wait_share": fed.estimate("wait_share"),
+            **_launch_values(fed, trained),
         }
         last = fed.trials[-1]
         starts = tuple(int(start) for start in last.series.get("epoch_starts", ()))
@@ -258,6 +263,28 @@ def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
         gap = max(gaps) / values["batch_s"].median
         values["epoch_gap_ratio"] = exactly(gap)
     return values
+
+
+def _launch_values(fed: _Repeats, trained: _Repeats) -> dict[str, Estimate]:
+    """Time of launching beside the loader over that alone, repeat by repeat, and the share of a step alone.
+
+    Empty where the trainer launches nothing.
+    """
+    pairs = [
+        (beside.series["launch_s"], alone.series["launch_s"])
+        for beside, alone in zip(fed.trials, trained.trials, strict=False)
+        if "launch_s" in beside.series and "launch_s" in alone.series
+    ]
+    if not pairs:
+        return {}
+    values = {
+        name: stats.estimate(
+            [stats.percentile(beside, share) / stats.percentile(alone, share) for beside, alone in pairs]
+        )
+        for name, share in (("launch_ratio", 0.5), ("launch_p95_ratio", 0.95))
+    }
+    shares = [sum(trial.series["launch_s"]) / sum(trial.series["step_s"]) for trial in trained.trials]
+    return {**values, "launch_share": stats.estimate(shares)}
 
 
 def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Estimate]:
@@ -343,5 +370,6 @@ def _answer_for_trainers(
         )
         if len(groups) > 1:
             sentences[0] = f"{name}: {sentences[0]}"
+        sentences += describe_launch_limit(real_rows[0])
         paragraphs.append(tuple(sentences))
     return paragraphs

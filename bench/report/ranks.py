@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.report import stats
 from bench.report.result import Result, Row, Trial, name_data
-from bench.report.sentences import name_loader
+from bench.report.sentences import describe_trainer, name_loader
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from bench.report.words import machine_line
 from precache.reporting import quantity
@@ -47,8 +47,9 @@ def make_result(
     conditions = [
         machine_line(machine),
         f"data: {', '.join(settings['data'])}",
-        f"trainer {', '.join(settings['trainers'])}, batch {settings['batch_size']} of "
-        f"{settings['size']}x{settings['size']} a rank, augment {settings['augment']}, "
+        f"trainer {describe_trainer(settings['trainers'][0], settings['launches'])}, batch "
+        f"{settings['batch_size']} of {settings['size']}x{settings['size']} a rank, augment "
+        f"{settings['augment']}, "
         f"{'the CPUs shared out' if workers is None else quantity(workers, 'worker') + ' each'}, page cache "
         f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
         f"{quantity(settings['repeats'], 'run')}, taking turns",

@@ -23,7 +23,7 @@ from bench.report.forecast import (
 from bench.report.gain import TODAY_BACKEND, find_gain
 from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial, is_emulated
-from bench.report.sentences import answer, source_name
+from bench.report.sentences import answer, describe_trainer, source_name
 from bench.report.stats import is_disturbed
 from bench.report.verdict import Verdict, judge, reads_tree
 from bench.report.words import machine_line, number
@@ -238,7 +238,8 @@ def _convert_line(source: str, folder: str, recipe: Recipe, rejects: float | Non
 
 def _measure_line(source: str, folder: str, settings: Mapping[str, Any]) -> str:
     """Write the `bench loaders` command that compares the tree and its converted folder, to be pasted."""
-    options = [f"--{name.replace('_', '-')} {settings[name]}" for name in ("trainer", "batch_size", "size")]
+    names = ("trainer", "launches", "batch_size", "size")
+    options = [f"--{name.replace('_', '-')} {settings[name]}" for name in names]
     return shell_command("bench loaders", Path(source), Path(folder), "--augment train", *options)
 
 
@@ -258,7 +259,8 @@ def _conditions(
     side = settings["size"]
     sentences = [
         f"{machine_line(machine, _VERSIONS)}.",
-        f"data: {source}: {_describe_inputs(inputs)}; trainer {settings['trainer']}; batch "
+        f"data: {source}: {_describe_inputs(inputs)}; trainer "
+        f"{describe_trainer(settings['trainer'], settings['launches'])}; batch "
         f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
         f"{settings['stored_size']} px, quality {settings['quality']}.",
         f"Predicted from a sample of {quantity(int(sample.numbers['pictures']), 'picture')}; median of "

@@ -57,7 +57,8 @@ class Trial(Struct, frozen=True, omit_defaults=True):
         key: identity of the trial among those of a command, in plain JSON values such as
             `{"kind": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
         numbers: numbers by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
-        series: one number for each timed batch or epoch, by name: `wait_s`, `step_s`.
+        series: one number for each timed batch or epoch, by name: `wait_s`, `step_s`; `launch_s` is the part
+            of the step in which an emulated trainer launches operations.
         facts: texts by name, such as `shapes`; `failed` is the reason why there are no numbers.
         activity: activity of the machine meanwhile; None where it was not sampled.
     """
@@ -137,6 +138,7 @@ class Stage(str, Enum):
     STORAGE_OR_COLLATE = "storage or collate"
     TRANSFER = "transfer"
     COMPUTE = "compute"
+    LAUNCHING = "launching"
 
 
 class Stall(str, Enum):

@@ -25,7 +25,7 @@ from bench.report.gain import (
 )
 from bench.report.grid import point_of
 from bench.report.result import Batches, Row, Stage, Stall, Trial, is_emulated, name_data
-from bench.report.stats import is_disturbed
+from bench.report.stats import NEGLIGIBLE_SHARE, is_disturbed
 from bench.report.verdict import (
     SYNTHETIC,
     Limit,
@@ -126,6 +126,13 @@ def _describe_bottleneck(row: Row) -> str:
         return (
             f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the "
             f"loader could give {supply_rate.median:,.0f}{files}. Only a faster step would help."
+        )
+    if slowest == Stage.LAUNCHING:
+        ratio, p95_ratio = row.values["launch_ratio"].median, row.values["launch_p95_ratio"].median
+        return (
+            f"launching is the bottleneck: beside this loader it takes {ratio:.2f} times as long as alone "
+            f"(95th percentile: {p95_ratio:.2f} times), which costs more than waiting for batches: "
+            f"{training_rate(row).median:,.0f} images/s{against}."
         )
     keeps_up_alone = trainer is not None and supply_rate.low > trainer.high
     if slowest is None and keeps_up_alone and judge(row.values.get("fed_ratio")) == Verdict.WAITS:
@@ -416,6 +423,21 @@ def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
     return f"{trainer} on this CPU" if on_cpu else "this accelerator"
 
 
+def describe_launch_limit(row: Row) -> list[str]:
+    """Say that launching alone takes longer than the device of the row's trainer; empty where it does not."""
+    share = row.values.get("launch_share")
+    if share is None or share.median < 1 - NEGLIGIBLE_SHARE:
+        return []
+    return [f"Launching limits this trainer to {row.values['trainer_images_per_s'].median:,.0f} images/s."]
+
+
+def describe_trainer(name: str, launches: int) -> str:
+    """Name a trainer; an emulated one with the operations that each of its steps launches from Python."""
+    if not is_emulated(name):
+        return name
+    return f"{name} with {quantity(launches, 'launch', 'launches')} a step"
+
+
 def describe_conditions(
     machine: Mapping[str, str],
     settings: Mapping[str, Any],
@@ -432,7 +454,8 @@ def describe_conditions(
     for row in rows:
         if "trainer_images_per_s" in row.values:
             rate = row.values["trainer_images_per_s"].median
-            trainers.setdefault(row.key["trainer"], f"{row.key['trainer']} ({rate:,.0f} images/s)")
+            name = describe_trainer(row.key["trainer"], settings["launches"])
+            trainers.setdefault(row.key["trainer"], f"{name} ({rate:,.0f} images/s)")
     folders = dict.fromkeys(
         f"{path} ({quantity(data['samples'], 'picture')})" for path, data in settings["data"].items()
     )

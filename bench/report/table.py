@@ -41,6 +41,10 @@ def _seconds(value: Estimate) -> str:
     return f"{value.median:.2f} s"
 
 
+def _stretch(value: Estimate) -> str:
+    return f"{value.median:.2f}x"
+
+
 def _milliseconds(value: Estimate) -> str:
     return f"{value.median * 1e3:.1f} ms"
 
@@ -77,6 +81,10 @@ class Column:
 COLUMNS: dict[str, Column] = {
     "loader_images_per_s": Column("images/s", "of the loader alone, files in memory", _rate, "more"),
     "busy_share": Column("accelerator busy", "while the loader feeds it", _share),
+    "launch_ratio": Column(
+        "launching", "time that launching a step takes beside the loader, over that alone", _stretch
+    ),
+    "launch_p95_ratio": Column("launching 95%", "the same of the 95th percentiles", _stretch),
     "cold_images_per_s": Column(
         "from a cold disk",
         "images/s, its files dropped from the page cache before",
@@ -85,6 +93,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "first_batch_s": Column("first batch", "seconds from building the loader to its first batch", _seconds),
     "trainer_images_per_s": Column("trainer", "images/s, alone, on a batch that stays on the device"),
+    "launch_share": Column("launches for", "share of its step, alone, that launching takes", _share),
     "fed_images_per_s": Column("training", "images/s while the loader feeds the trainer", _rate, "more"),
     "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
     "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),

@@ -183,10 +183,14 @@ def stage_seconds(row: Row, rest: Stage, *, cold: bool = True) -> dict[Stage, Es
 def bottleneck(row: Row, parts: dict[Stage, Estimate]) -> Stage | None:
     """Choose the slowest stage; None where two are within noise, or where the parts contradict the whole.
 
+    It is LAUNCHING where that costs more than waiting for batches.
+
     Args:
         row: row of the loader.
         parts: seconds per image by stage, from `stage_seconds`.
     """
+    if _launching_costs_most(row):
+        return Stage.LAUNCHING
     trainer = row.values.get("trainer_images_per_s")
     if trainer is not None:
         verdict, supply_rate = judge(row.values.get("fed_ratio")), supply(row)
@@ -198,6 +202,16 @@ def bottleneck(row: Row, parts: dict[Stage, Estimate]) -> Stage | None:
     if others and parts[first].low <= parts[others[0]].high * (1 + _PROBE_ERROR):
         return None
     return first
+
+
+def _launching_costs_most(row: Row) -> bool:
+    """Whether training loses more by steps that launching makes longer than by waiting for batches."""
+    values = row.values
+    if "launch_ratio" not in values or values["launch_ratio"].low <= 1:
+        return False
+    wait_share, fed_ratio = values["wait_share"].median, values["fed_ratio"].median
+    longer_share = 1 - wait_share - fed_ratio  # what steps take longer than alone, of the training's time
+    return longer_share > max(wait_share, NEGLIGIBLE_SHARE)
 
 
 def find_stalls(row: Row, warm_parts: dict[Stage, Estimate], batch_size: int) -> dict[Stall, float]:
@@ -215,6 +229,8 @@ def find_stalls(row: Row, warm_parts: dict[Stage, Estimate], batch_size: int) ->
     trainer, fed = row.values["trainer_images_per_s"].median, row.values["fed_images_per_s"].median
     stalls = dict.fromkeys((Stall.FETCH, Stall.PREP, Stall.TRANSFER), 0.0)
     wait_s = max(0.0, batch_size / fed - batch_size / trainer)
+    if "launch_ratio" in row.values:  # longer steps are none of the loader's stages
+        wait_s = row.values["wait_share"].median * batch_size / fed
     total = sum(part.median for part in warm_parts.values())
     for stage, part in warm_parts.items():
         stall = _STALL_OF_STAGE[stage]

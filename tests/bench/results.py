@@ -131,7 +131,7 @@ def make_settings(**changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "trainers": [TRAINER], "workers": [WORKERS], "batch_sizes": [BATCH_SIZE], "size": 224, "warmup": 4,
         "batches": 8, "repeats": REPEATS, "augment": "eval", "shuffle": "auto", "cold": True, "cache": None,
-        "compiled": False, "amp": "off", "device": "cuda", "cpus": 8,
+        "compiled": False, "launches": 0, "amp": "off", "device": "cuda", "cpus": 8,
         "data": {
             "photos": {"kind": "raw", "samples": SAMPLES, "digest": "0"},
             "data/shards": {

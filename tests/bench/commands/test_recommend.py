@@ -202,7 +202,7 @@ def test_every_line_to_paste_runs_on_a_sound_tree(machine: Machine, recommend: R
 
 
 def test_recommend_ends_with_the_commands_to_type(machine: Machine, recommend: Run, raw_tree: Path) -> None:
-    options = "--augment train --trainer emulated:2000 --batch-size 8 --size 32"
+    options = "--augment train --trainer emulated:2000 --launches 1000 --batch-size 8 --size 32"
     assert recommend().stdout.splitlines()[-2:] == [
         f"    precache convert {raw_tree} data/shards --format shards --size 64",
         f"    bench loaders {raw_tree} data/shards {options}",

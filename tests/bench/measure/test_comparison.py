@@ -33,7 +33,9 @@ def test_a_result_has_rows_skipped_loaders_and_conditions(
     folders = [raw_tree, converted["shards"]]
     candidates = choose_candidates(folders, ["imagefolder", "shards", "synthetic"], Path("unused"))
     absent = Candidate("webdataset", tmp_path / "absent")
-    result = compare(Comparison(candidates=[*candidates, absent], settings=quick(trainer="emulated:200")))
+    result = compare(
+        Comparison(candidates=[*candidates, absent], settings=quick(trainer="emulated:200", launches=20))
+    )
     assert [(row.key["backend"], row.key["data"]) for row in result.rows] == [
         ("imagefolder", "raw tree"),
         ("shards", "shards"),
@@ -42,18 +44,27 @@ def test_a_result_has_rows_skipped_loaders_and_conditions(
     ]
     assert list(result.skipped) == [absent.label]
     text = ", ".join(result.conditions)
-    for mention in ("CPUs", "torch", "batch 8 of 32x32", "1 worker", "page cache warm", "one run each"):
+    for mention in (
+        "CPUs",
+        "torch",
+        "batch 8 of 32x32",
+        "1 worker",
+        "page cache warm",
+        "one run each",
+        "20 launches",
+    ):
         assert mention in text
     digest = open_split(folders[1], "train").digest
     data = result.settings["data"][str(folders[1])]
     assert (data["kind"], data["samples"], data["digest"]) == ("shards", IMAGES, digest)
     for row in result.rows:
         trainer_rate = row.values["trainer_images_per_s"].median
-        assert trainer_rate <= 200, "an emulated accelerator is never faster than its rate"
-        assert row.values["fed_images_per_s"].median <= 200.5
+        limit = 200 * 4 / 3  # what was overslept before the four steps makes one of them shorter
+        assert max(trainer_rate, row.values["fed_images_per_s"].median) < limit
+        assert row.values["launch_ratio"].median > 0
+        assert row.values["launch_share"].median < 1
         assert row.batches is not None
         assert len(row.batches.wait_s) == len(row.batches.step_s) == 4
-        assert min(row.batches.step_s) >= 8 / 200
         assert row.stages.keys() >= {"compute", "transfer"}
 
 

@@ -1,5 +1,6 @@
 """Trainers: rates of emulated accelerators, errors of their names, precision of models."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ from torch import nn
 
 from bench.measure import trainers
 from bench.measure.trainers import (
+    EAGER_LAUNCHES,
     PRESETS,
     EmulatedTrainer,
     ModelTrainer,
     NullTrainer,
+    choose_launches,
     make_trainer,
     resolve_trainer,
 )
@@ -57,6 +60,67 @@ def test_an_emulated_accelerator_has_its_published_rate_times_its_number(name: s
 def test_an_unknown_rate_or_number_of_accelerators_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match=r"x2 to|h100, h200, a100"):  # what the choices are
         make_trainer(f"emulated:{name}", CPU, 10)
+
+
+class OversleepingClock:
+    """Clock that stands still but for sleeping, which takes `overslept_s` too long."""
+
+    def __init__(self, overslept_s: float) -> None:
+        self.now_s = 100.0
+        self.overslept_s = overslept_s
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + self.overslept_s
+
+
+BATCH = Batch(torch.zeros(8, 3, 2, 2), torch.zeros(8), torch.arange(8))
+
+
+def step_seconds(monkeypatch: pytest.MonkeyPatch, waits_s: list[float], overslept_s: float) -> list[float]:
+    """Return the seconds of each step of 8 ms, as its caller sees it, after these waits for batches."""
+    clock = OversleepingClock(overslept_s)
+    monkeypatch.setattr(trainers, "time", clock)
+    trainer = make_trainer("emulated:1000", CPU, 10)
+    steps_s = []
+    for wait_s in waits_s:
+        clock.now_s += wait_s
+        start_s = clock.now_s
+        trainer.step(BATCH)
+        steps_s.append(clock.now_s - start_s)
+    return steps_s
+
+
+def test_a_step_makes_up_for_the_time_that_the_one_before_overslept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step_seconds(monkeypatch, [0.0] * 50, 0.003) == pytest.approx([0.011, *[0.008] * 49])
+
+
+def test_a_step_on_a_late_batch_takes_as_long_as_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step_seconds(monkeypatch, [0.02] * 5, 0.003) == pytest.approx([0.011] * 5)
+
+
+def test_a_step_takes_as_long_as_launching_where_that_is_longer() -> None:
+    trainer = make_trainer("emulated:1000000", CPU, 10, launches=500)
+    assert isinstance(trainer, EmulatedTrainer)
+    start_s = time.perf_counter()
+    trainer.step(BATCH)
+    assert 8e-6 < trainer.launch_s[0] <= time.perf_counter() - start_s
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [("emulated:h100", 0), ("emulated:h100x8", 0), ("emulated:2500", EAGER_LAUNCHES), ("resnet50", 0)],
+)
+def test_a_rate_launches_by_default_and_a_named_accelerator_does_not(name: str, launches: int) -> None:
+    assert choose_launches(None, name) == launches
+
+
+def test_launches_are_refused_for_a_trainer_that_is_not_emulated() -> None:
+    assert choose_launches(5, "emulated:h100") == 5
+    with pytest.raises(SettingError, match="launches 5"):
+        choose_launches(5, "resnet50")
 
 
 def test_the_trainer_auto_is_emulated_on_a_cpu_and_resnet50_on_a_gpu() -> None:

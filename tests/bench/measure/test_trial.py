@@ -50,7 +50,7 @@ def test_measure_trainer_times_steps_and_counts_no_ids() -> None:
     trial = measure_trainer(quick(trainer="emulated:2000"))
     assert trial.numbers["images"] == 4 * 8
     assert "served_ids" not in trial.numbers
-    assert min(trial.series["step_s"]) >= 8 / 2000
+    assert sum(trial.series["step_s"]) > 3 * 8 / 2000, "what was overslept before shortens one step at most"
 
 
 def test_a_first_epoch_is_served_before_the_first_timed_batch(

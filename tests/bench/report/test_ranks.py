@@ -5,8 +5,8 @@ from bench.report.result import Result, Trial
 from tests.bench.results import MACHINE
 
 SETTINGS = {
-    "ranks": 3, "trainers": ["emulated:1e3"], "workers": None, "batch_size": 64, "size": 224, "repeats": 3,
-    "augment": "eval", "data": {"data/shards": {"kind": "shards"}},
+    "ranks": 3, "trainers": ["emulated:1e3"], "launches": 0, "workers": None, "batch_size": 64,
+    "size": 224, "repeats": 3, "augment": "eval", "data": {"data/shards": {"kind": "shards"}},
 }  # fmt: skip
 
 

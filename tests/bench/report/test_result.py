@@ -14,6 +14,7 @@ from bench.report import loaders
 from bench.report.page import make_page
 from bench.report.result import Result, Trial, format_document, parse_document
 from bench.report.show import Showing, show
+from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, make_table
 from precache.errors import SettingError
 from tests.bench.results import (
@@ -198,6 +199,23 @@ def test_one_run_names_no_winner_and_recommends_nothing() -> None:
     assert (result.best, result.next_step) == ((), "")
     assert "One run of each names no winner" in " ".join(result.answer[0])
     assert "one run each" in " ".join(result.conditions)
+
+
+def test_table_shows_launching_beside_the_loader_and_as_a_limit() -> None:
+    trials = make_trials("imagefolder", "photos", 780, 769) + make_shared_trials()
+    for trial in trials:
+        if trial.key["kind"] in ("fed", "trainer"):
+            longer = 1.5 if trial.key["kind"] == "fed" else 1.0
+            trial.series["step_s"] = (0.020 * longer,) * 8
+            trial.series["launch_s"] = tuple(0.020 * longer for _ in range(8))
+    result = loaders.make_result(MACHINE, make_settings(launches=1000, cold=False), trials, {})
+    (row,) = result.rows
+    assert row.values["launch_ratio"] == row.values["launch_p95_ratio"] == Estimate(1.5, 1.5, 1.5)
+    assert "Launching limits this trainer to 2,480 images/s." in result.answer[0]
+    assert "with 1,000 launches a step (2,480 images/s)" in " ".join(result.conditions)
+    table = make_table(result)
+    assert table.titles[3:5] == ["launching", "launching 95%"]
+    assert table.rows[0][3:5] == ["1.50x", "1.50x"]
 
 
 def test_loader_with_the_fewest_repeats_decides() -> None:

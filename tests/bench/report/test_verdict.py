@@ -85,6 +85,27 @@ def test_slowest_stage_is_the_bottleneck(rates: dict[str, Any], expected: Stage 
     assert (expected is None) == ("no stage stands out" in sentence or "no single stage" in sentence)
 
 
+@pytest.mark.parametrize(
+    ("fed", "wait_share", "ratio", "expected"),
+    [
+        (1_600, 0.1, 1.5, Stage.LAUNCHING),  # steps of 0.9 / 1,600 s instead of 1 / 2,480 s
+        (1_600, 0.3, 1.1, None),  # waiting costs more
+        (2_460, 0.0, 1.3, Stage.COMPUTE),  # the device takes longer than launching all the same
+        (1_600, 0.1, 1.0, None),
+    ],
+)
+def test_launching_is_the_bottleneck_where_it_costs_more_than_waits(
+    fed: float, wait_share: float, ratio: float, expected: Stage | None
+) -> None:
+    row = pipeline(**{**KEEPING, "fed": fed})
+    values = {name: around(value, 0) for name, value in (("wait_share", wait_share), ("launch_ratio", ratio))}
+    row = replace(row, values={**row.values, **values, "launch_p95_ratio": around(2.0)})
+    slowest = bottleneck(row, stage_seconds(row, Stage.COLLATE))
+    assert slowest == expected
+    sentence = describe_row(replace(row, bottleneck=slowest))[0]
+    assert (expected == Stage.LAUNCHING) == (f"{ratio:.2f} times as long as alone" in sentence)
+
+
 def test_stages_add_up_to_the_loader_and_stalls_to_the_wait() -> None:
     """Holds whichever rates were measured."""
     for rates in ({}, {"read": None}, {"decode": None}, {"transfer": None}, {"cold": 300.0}):

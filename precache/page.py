@@ -96,20 +96,6 @@ def collapsible(title: str, content_html: str, *, shown: bool = False) -> str:
     return f"<details{' open' if shown else ''}><summary>{escape(title)}</summary>{content_html}</details>"
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of texts: numbers are aligned right, words, which may hold `code`, left."""
-    lines = [list(row) for row in rows]
-    words = {
-        column
-        for line in lines
-        for column, cell in enumerate(line)
-        if cell[:1].isalpha() or cell[:1] in ("`", "'")
-    }
-    kinds = ["words" if column in words else "" for column in range(len(titles))]
-    drawn = ([format_code(cell) for cell in line] for line in lines)
-    return html_table([escape(title) for title in titles], drawn, kinds)
-
-
 def html_table(titles_html: Sequence[str], rows_html: Iterable[Sequence[str]], kinds: Sequence[str]) -> str:
     """Return a table; `kinds` holds each column's class: 'words', 'bar', or '' for numbers."""
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]

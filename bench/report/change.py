@@ -22,7 +22,7 @@ class ChangeKind(str, Enum):
 
 
 class Basis(str, Enum):
-    """Where the images/s of a change are from."""
+    """Where the images/s of a change, or the values of a row, are from."""
 
     MEASURED = "measured"
     """The range is over the runs of the same command."""

@@ -8,7 +8,8 @@ A conversion takes its start-up, and then the time of its pictures, shared out a
 faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
 its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
 disk. The trainer gets what the slower of loader and trainer gives, less what was lost on the sample when both
-ran together.
+ran together. Ranges are over the turns, and wider by MODEL_ERROR; `bench.lab.forecast` counts how often what
+came lay within.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from bench.report.change import Basis
 from bench.report.gain import TODAY_BACKEND, busy_share, find_gain
 from bench.report.loaders import FED, LOADER, TRAINER
 from bench.report.result import RAW, Row, Trial, is_emulated
@@ -35,6 +37,10 @@ BACKENDS = {
     **{name: form.backend for name, form in FORMATS.items()},
 }
 """Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
+MODEL_ERROR = 0.15
+"""Share by which a loader or a conversion may be slower or faster than it was on the sample."""
+HELD: tuple[int, int] | None = None
+"""Predictions that came within their range, and those tried, by `bench.lab.forecast`; None: not counted."""
 RISK = (
     "Storing less than twice the side that is trained can cost accuracy: with random crops from 8/7 of it, "
     "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
@@ -226,19 +232,20 @@ def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: 
 
 def _predict(profile: Profile, inputs: Inputs) -> Row:
     size_bytes = inputs.images * profile.image_bytes
-    warm = [_scale_to_cpus(turn, profile.cpus, inputs.cpus) for turn in profile.turns]
+    warm = _with_error([_scale_to_cpus(turn, profile.cpus, inputs.cpus) for turn in profile.turns])
     disk = inputs.disk_bytes_per_s / profile.image_bytes
     if profile.name in _RANDOM_READS:
         disk = min(disk, inputs.cpus / (inputs.read_s + 1 / disk))
-    cold = [min(rate, disk) for rate in warm]
+    cold = Estimate(*(min(rate, disk) for rate in (warm.median, warm.low, warm.high)))
     trainer = inputs.trainer_images_per_s * inputs.gpus
     loaders = warm if fits_memory(size_bytes, inputs) else cold
     overlap = min(1.0, median(turn.together / min(turn.loader, turn.trainer) for turn in profile.turns))
-    trained = estimate([overlap * min(rate, trainer) for rate in loaders])
+    rates = (loaders.median, loaders.low, loaders.high)
+    trained = Estimate(*(overlap * min(rate, trainer) for rate in rates))
     ratio = Estimate(trained.median / trainer, trained.low / trainer, trained.high / trainer)
     values = {
-        "loader_images_per_s": estimate(warm),
-        "cold_images_per_s": estimate(cold),
+        "loader_images_per_s": warm,
+        "cold_images_per_s": cold,
         "trainer_images_per_s": estimate([trainer]),
         "fed_images_per_s": trained,
         "fed_ratio": ratio,
@@ -252,7 +259,7 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
     else:
         work_s = inputs.images * profile.image_s / inputs.cpus
         write_s = size_bytes / inputs.disk_bytes_per_s
-        values["convert_s"] = estimate([profile.startup_s + max(work_s, write_s)])
+        values["convert_s"] = _with_error([profile.startup_s + max(work_s, write_s)])
     backend = BACKENDS[profile.name]
     data_kind = profile.name if is_converted else RAW
     return Row(
@@ -261,7 +268,14 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
         data_kind=data_kind,
         values=values,
         texts=texts,
+        basis=Basis.PREDICTED,
     )
+
+
+def _with_error(values: Sequence[float]) -> Estimate:
+    """Make the estimate of a prediction: its range is wider than that of the turns."""
+    value = estimate(values)
+    return Estimate(value.median, value.low * (1 - MODEL_ERROR), value.high * (1 + MODEL_ERROR))
 
 
 def _scale_to_cpus(turn: Turn, measured_cpus: int, cpus: int) -> float:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.report.forecast import (
+    HELD,
+    MODEL_ERROR,
     RISK,
     SAMPLE,
     Inputs,
@@ -83,7 +85,7 @@ def make_result(
             replace(row, name=f"{row.name}, what if", key={**row.key, "what_if": True})
             for row in predict(profiles, other)
         ]
-        sentences = [f"What if: {_describe_inputs(other)}."]
+        sentences = [f"What if: {_describe_inputs(other)}. No such prediction was tried: it extrapolates."]
         if not is_disturbed(other_cpu):
             sentences += _answer(what_if, other, settings, trials)
         paragraphs.append(tuple(sentences))
@@ -119,7 +121,7 @@ def _answer(
         rows,
         accelerator=inputs.accelerator(settings["trainer"]),
         images=inputs.train_images,
-        repeats=max(2, turns),  # one turn has no range, but an answer from it is better than none
+        repeats=max(2, turns),  # also what one turn predicts has a range
         other_cpu=other_cpu_share(trials),
         today=rows[0],
     )
@@ -266,6 +268,10 @@ def _conditions(
         f"Predicted from a sample of {quantity(int(sample.numbers['pictures']), 'picture')}; median of "
         f"{quantity(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
     ]
+    came = "how often they come true was not counted yet"
+    if HELD is not None:
+        came = f"{HELD[0]} of {HELD[1]} came true in the lab (bench.lab.forecast)"
+    sentences.append(f"Ranges are over the turns, and {MODEL_ERROR:.0%} more on either side: {came}.")
     large = [source_name(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
     if large:
         sentences.append(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
 
-from bench.report.change import Change
+from bench.report.change import Basis, Change
 from bench.report.stats import Estimate
 from precache.errors import SettingError
 from precache.storage.stored_json import decode, encode
@@ -171,6 +171,7 @@ class Row:
         sentences: sentences on all of that, shown with --details.
         paste: lines to paste into a script or to run.
         baseline: whether the other rows are compared with this one.
+        basis: where the values are from.
         detail: whether the row is shown with --details only.
     """
 
@@ -188,6 +189,7 @@ class Row:
     sentences: tuple[str, ...] = ()
     paste: tuple[str, ...] = ()
     baseline: bool = False
+    basis: Basis = Basis.MEASURED
     detail: bool = False
 
     def to_json(self) -> dict[str, Any]:

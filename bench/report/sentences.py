@@ -25,7 +25,7 @@ from bench.report.gain import (
 )
 from bench.report.grid import point_of
 from bench.report.result import Batches, Row, Stage, Stall, Trial, is_emulated, name_data
-from bench.report.stats import NEGLIGIBLE_SHARE, is_disturbed
+from bench.report.stats import NEGLIGIBLE_SHARE, is_disturbed, quotient
 from bench.report.verdict import (
     SYNTHETIC,
     Limit,
@@ -290,7 +290,10 @@ def _describe_today(today: Row, accelerator: str, *, already: bool = False) -> s
         verb = "deliver" if plural else "delivers"
         return f"{subject} {adverb}{verb} {training_rate(today).median:,.0f} images/s"
     verb = "keep" if plural else "keeps"
-    busy = percent(today.values["busy_share"].median)
+    share = today.values["busy_share"]
+    busy = percent(share.median)
+    if today.basis == Basis.PREDICTED:
+        busy = f"{percent(share.low)} to {percent(share.high)}"
     return f"{subject} {adverb}{verb} {accelerator} busy {busy} of the time"
 
 
@@ -308,9 +311,10 @@ def _list_steps(gain: Gain, images: int | None) -> list[str]:
     too = ", too" if line is not None else ""
     sentences.append(f"Convert to {names}{too}: {_effect(best, today)}.")
     if "busy_share" in best.values and "convert_s" in best.values and images is not None:
-        seconds = best.values["convert_s"].median
-        count = epochs_to_pay(seconds, images, training_rate(today).median, training_rate(best).median)
-        pays = "does not pay" if count is None else f"pays after {quantity(count, 'epoch')}"
+        # the slowest conversion and the smallest gain: a bound
+        slowest_s = best.values["convert_s"].high
+        count = epochs_to_pay(slowest_s, images, training_rate(today).high, training_rate(best).low)
+        pays = "does not pay" if count is None else f"pays within {quantity(count, 'epoch')}"
         sentences.append(f"Converting {pays}.")
     return sentences
 
@@ -329,6 +333,8 @@ def _cost(row: Row) -> str:
     """Time and disk that converting takes once, like '24.2 s, 286 MiB'."""
     seconds, stored = row.values.get("convert_s"), row.values.get("stored_bytes")
     time = "time not measured" if seconds is None else duration(seconds.median)
+    if seconds is not None and row.basis == Basis.PREDICTED:
+        time = f"at most {duration(seconds.high)}"
     return time if stored is None else f"{time}, {human_bytes(stored.median)}"
 
 
@@ -338,14 +344,17 @@ def _times(speedup: float) -> str:
 
 
 def _effect(row: Row, today: Row) -> str:
-    """Say what training with the row gains over today, without a full stop."""
-    speedup = training_rate(row).median / training_rate(today).median
+    """Say what training with the row gains over today, without a full stop; what is predicted, at least."""
+    gain, rate = quotient(training_rate(row), training_rate(today)), training_rate(row)
+    is_bound = row.basis == Basis.PREDICTED
+    speedup = gain.low if is_bound else gain.median
+    least = "at least " if is_bound else ""
     if "busy_share" not in row.values:
-        return f"{training_rate(row).median:,.0f} images/s, {_times(speedup)} as many"
+        return f"{rate.median:,.0f} images/s, {_times(speedup)} as many"
     # '1.1 times sooner' reads as more than it is, so small speedups are given in per cent
     sooner = f"{1 - 1 / speedup:.0%}" if speedup < 1.5 else _times(speedup)
-    busy = percent(row.values["busy_share"].median)
-    return f"it is busy {busy}, and training ends {sooner} sooner than today"
+    busy = row.values["busy_share"].low if is_bound else row.values["busy_share"].median
+    return f"it is busy {least}{percent(busy)}, and training ends {least}{sooner} sooner than today"
 
 
 def describe_choice(loader: str, chosen: Row, best: Row) -> str:

@@ -29,6 +29,10 @@ def _ranged_rate(value: Estimate) -> str:
     return value.text(number)
 
 
+def _whole_range(value: Estimate) -> str:
+    return f"{value:,.0f}"
+
+
 def _ratio(value: Estimate) -> str:
     return f"{value:.2f}"
 
@@ -51,6 +55,10 @@ def _milliseconds(value: Estimate) -> str:
 
 def _duration(value: Estimate) -> str:
     return duration(value.median)
+
+
+def _ranged_duration(value: Estimate) -> str:
+    return value.text(duration)
 
 
 def _bytes(value: Estimate) -> str:
@@ -94,7 +102,9 @@ COLUMNS: dict[str, Column] = {
     "first_batch_s": Column("first batch", "seconds from building the loader to its first batch", _seconds),
     "trainer_images_per_s": Column("trainer", "images/s, alone, on a batch that stays on the device"),
     "launch_share": Column("launches for", "share of its step, alone, that launching takes", _share),
-    "fed_images_per_s": Column("training", "images/s while the loader feeds the trainer", _rate, "more"),
+    "fed_images_per_s": Column(
+        "training", "images/s while the loader feeds the trainer, and their range", _whole_range, "more"
+    ),
     "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
     "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),
     "images_per_s": Column(
@@ -115,7 +125,7 @@ COLUMNS: dict[str, Column] = {
     "data": Column("data", ""),
     "made_at": Column("made at", ""),
     "saves": Column("compared with today", "of an hour of training"),
-    "convert_s": Column("converting", "takes once", _duration, "less"),
+    "convert_s": Column("converting", "takes once", _ranged_duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
     "rate": Column("rate", "in brackets the lowest and the highest run"),
     "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),

@@ -8,6 +8,7 @@ import pytest
 from bench.report import forecast
 from bench.report.forecast import Inputs, Profile, Turn, choose_format, predict
 from bench.report.result import Row
+from bench.report.stats import Estimate, exceeds
 from bench.report.verdict import training_rate
 
 
@@ -93,3 +94,15 @@ def test_start_up_and_rate_are_fitted_to_two_conversions() -> None:
     """A conversion takes 1.5 s to start and 2 ms a picture on each of two CPUs."""
     fit = forecast.fit_conversion((1.524, 24), (1.5 + 600 * 0.002, 1200), 2)
     assert fit == (pytest.approx(1.5), pytest.approx(0.002))
+
+
+def test_one_turn_predicts_a_range_and_ranges_that_overlap_do_not_win() -> None:
+    raw, close, far = (replace(RAW, turns=turns(rate)) for rate in (1000, 1200, 1400))
+    rates = [
+        training_rate(row) for row in predict([raw, close, far], replace(INPUTS, trainer_images_per_s=1e6))
+    ]
+    assert all(rate.low < rate.median < rate.high for rate in rates)
+    assert [exceeds(rate, rates[0]) for rate in rates] == [False, False, True]
+    # no loader feeds a trainer faster than it trains
+    limited = training_rate(predictions(SHARDS)["shards"])
+    assert limited == Estimate(2000, 2000, 2000)

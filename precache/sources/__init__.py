@@ -3,11 +3,11 @@
 All sources have the protocol of `precache.sources.base`. To add one, write:
 
     a kind of table      a function that opens it as `Rows` (see `precache.sources.table`), its suffix in
-                         `options.TABLE_SUFFIXES` and a branch in `_open_table`
+                         `options.TABLE_SUFFIXES` and a line in `table.OPENERS`
     a kind of dataset    the same, and a branch in `memory.open_rows`
-    anything else        a `Source` (see `precache.sources.base`), its name in messages in
-                         `precache.sources.options`, and a branch in `_open_file`, which looks at the file's
-                         name, or in `_open_folder`
+    anything else,       a `Source`, which lists its samples in a `SampleList` (see `precache.sources.base`),
+    as LMDB or SQLite    its name in messages in `precache.sources.options`, and a branch in `_open_file`,
+                         which looks at the file's name, or in `_open_folder`
 """
 
 import os
@@ -36,16 +36,12 @@ from precache.sources.options import (
     is_table,
 )
 from precache.sources.table import (
-    DELIMITERS,
-    JSON_LINES,
+    OPENERS,
     SAVED_DATASET,
     SAVED_SPLITS,
-    Rows,
     RowSource,
     is_parquet,
     open_arrow,
-    open_csv,
-    open_json_lines,
     saved_files,
 )
 from precache.sources.tree import TreeSource, split_of
@@ -54,13 +50,6 @@ from precache.storage.urls import Url, source_path
 
 __all__ = ["Source", "SourceOptions", "open_source"]
 
-_COMPRESSED_TABLES = tuple(
-    f"{suffix}{compression}" for suffix in TABLE_SUFFIXES for compression in (".gz", ".xz", ".zst")
-)
-_OTHER_TABLES = (
-    *_COMPRESSED_TABLES, ".txt", ".xls", ".xlsx", ".ods", ".json", ".ndjson",
-)  # fmt: skip
-"""Suffixes of tables that cannot be read, so that the error says so."""
 _ARCHIVES = (".zip", ".rar", ".7z", ".tar.lz4", ".tar.lz", ".tar.z", *webdataset.COMPRESSED_SUFFIXES)
 """Suffixes of archives, which are unpacked by other programs."""
 
@@ -91,17 +80,11 @@ def _open_table(path: Path, options: SourceOptions) -> RowSource:
     """Open a table; the name of one with pictures says their split."""
     options.check_kind(TABLE)
     folder = str(path.parent) if options.root is None else options.root
-    suffix, name = path.suffix.lower(), str(path)
-    open_rows: Callable[[], Rows]
-    if suffix in DELIMITERS:
-        open_rows = partial(open_csv, name, folder)
-    elif suffix == JSON_LINES:
-        open_rows = partial(open_json_lines, name, folder)
-    else:
-        open_rows = partial(open_arrow, name, folder)
-        if open_rows().choose_roles(options).image.has_pictures:
-            open_rows = partial(open_arrow, name, folder, find_split(path.name))
-            _warn_of_copies(path, [name])
+    name, opener = str(path), OPENERS[path.suffix.lower()]
+    open_rows = partial(opener, name, folder)
+    if opener is open_arrow and open_rows().choose_roles(options).image.has_pictures:
+        open_rows = partial(open_arrow, name, folder, find_split(path.name))
+        _warn_of_copies(path, [name])
     return RowSource(path, _table_paths(path, options), (open_rows,), options)
 
 
@@ -161,15 +144,13 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
     if path.is_file():
         if path.suffix.lower() == ".tar":
             return _open_tars(path, [path.name], options)
-        name = path.name.lower()
-        if name.endswith(_OTHER_TABLES):
-            raise SourceError(
-                "expected a table as CSV, TSV, JSON lines, Parquet or Feather",
-                path=path,
-                remedy="unpack it, or save it so, in UTF-8",
-            )
-        if name.endswith(_ARCHIVES):
+        if path.name.lower().endswith(_ARCHIVES):
             raise SourceError("is an archive", path=path, remedy=_unpack_remedy(path))
+        raise SourceError(
+            f"is no folder or tar, nor a table by its suffix: {', '.join(TABLE_SUFFIXES)}",
+            path=path,
+            remedy="unpack it, or save a table so, in UTF-8",
+        )
     return _open_tree(path, options)
 
 

@@ -206,9 +206,9 @@ class _DatasetPictures:
 
     sizes = None
 
-    def read(self, row: int, where: str, max_pixels: int) -> bytes | Image.Image:
+    def read(self, part_row: int, where: str, max_pixels: int) -> bytes | Image.Image:
         try:
-            value = _part(_read_sample(self.dataset, self.name, row), self.column)
+            value = _part(_read_sample(self.dataset, self.name, part_row), self.column)
         except ValueError as error:
             raise ImageError(where, str(error)) from error
         return to_picture(value, where, max_pixels)

@@ -10,8 +10,10 @@
 
 A file is opened as `Rows`, whose columns are read as lists. `precache.sources.targets` says what they mean,
 and `RowSource` makes samples of them; also of the rows of datasets in memory, see `precache.sources.memory`.
-CSV and JSON lines need no further package, the others pyarrow. Ids are numbers of rows from 0, counted over
-all parts of a source.
+CSV and JSON lines need no further package, the others pyarrow.
+
+A row is counted from 0 over all parts of a source, and is the id of its sample; its part row is counted in
+its part. `SampleRef.offset` is the row; or of text, which has one part, the row's first line.
 
 One column holds the pictures, or the paths of their files. Paths are relative to the folder of the table, or
 to the folder that --root names; they may be absolute, and may contain `..`, since a table is trusted to name
@@ -41,7 +43,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -77,8 +79,7 @@ from precache.sources.targets import (
 from precache.sources.text_files import encoding_of, find_delimiter, utf_8_remedy
 from precache.storage import open_regular, staging
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES, PARQUET = ".jsonl", ".parquet"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Names of the files that a folder of `save_to_disk` has, of one dataset or of several splits."""
 _ARROW_MAGIC = b"ARROW1"  # of a file with an index of its batches
@@ -103,7 +104,7 @@ class StoredPictures(Protocol):
     def sizes(self) -> Ints | None:
         """Size of each picture in bytes, -1 if the row has none: int64 [n]; None if they are unknown."""
 
-    def read(self, row: int, where: str, max_pixels: int) -> bytes | Image.Image:
+    def read(self, part_row: int, where: str, max_pixels: int) -> bytes | Image.Image:
         """Return the picture of a row, which messages call `where`; raises as `Source.read` does."""
 
 
@@ -115,7 +116,7 @@ class RowBatch:
         columns: values of each column by its name, one for each row; None for a missing value.
         count: number of rows.
         lines: first line of each row, from 1, as in a text editor; None if rows are no lines.
-        unread: rows of the batch that cannot be read; they have the values of another row.
+        unread: positions in the batch of rows that cannot be read; they have the values of another row.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -168,12 +169,11 @@ class ScannedRows:
 
     Attributes:
         name: name of the table or dataset in messages.
-        has_lines: whether `SampleRef.offset` is the first line of a row, not its number; then these are all
-            rows of the source.
+        has_lines: whether `SampleRef.offset` is the first line of a row, not the row.
         folder: folder of the pictures' files; "" if the rows hold the pictures.
         prefix: see `Rows`.
         pictures: pictures that the rows hold; None if they are files in `folder`.
-        first: id of the first row; an offset is `first` plus the number of the row.
+        first_row: the row whose part row is 0.
     """
 
     name: str
@@ -181,13 +181,13 @@ class ScannedRows:
     folder: str
     prefix: str
     pictures: StoredPictures | None
-    first: int
+    first_row: int
 
     def row_name(self, offset: int, sample_id: int) -> str:
-        """Return the name of a row for messages."""
+        """Return the name of the row at `offset` for messages."""
         if self.has_lines:
             return f"{self.name}, line {offset:,} (id {sample_id})"
-        return f"{self.name}: row {offset - self.first}"
+        return f"{self.name}: row {offset - self.first_row}"
 
     def file_of(self, path: str) -> str:
         """Return the file of the sample with this path."""
@@ -240,7 +240,7 @@ class RowSource:
         if part.pictures is None:
             return _read_file(part, ref, where, max_pixels)
         check_bytes(where, ref.bytes, max_pixels)
-        picture = part.pictures.read(ref.offset - part.first, where, max_pixels)
+        picture = part.pictures.read(ref.offset - part.first_row, where, max_pixels)
         if ref.bytes < 0:
             raise ImageError(where, "could not be read when the dataset was listed")
         return picture
@@ -280,7 +280,7 @@ class RowSource:
 
 def _part_at(parts: Sequence[ScannedRows], offset: int) -> ScannedRows:
     """Return the part of the sample at `offset`."""
-    return parts[bisect_right(parts, offset, key=lambda part: part.first) - 1]
+    return parts[bisect_right(parts, offset, key=lambda part: part.first_row) - 1]
 
 
 def _difference(roles: Roles, first_roles: Roles) -> str:
@@ -308,6 +308,7 @@ class _RowList:
 
     def __init__(self, roles: Roles, *, is_text: bool) -> None:
         self.samples = SampleList()
+        self._texts: dict[str, str] = {}
         self.parts: list[ScannedRows] = []
         self.warnings: list[str] = []
         self.values = RowValues(
@@ -331,28 +332,28 @@ class _RowList:
             SourceError: a row is damaged; two rows of a table name one picture, no file exists, or one cannot
                 be examined.
         """
-        image, first = roles.image.name, len(self.samples)
+        image, first_row = roles.image.name, len(self.samples)
         pictures = rows.open_pictures(image) if roles.image.has_pictures and rows.open_pictures else None
         self.parts.append(
-            ScannedRows(rows.name, rows.has_lines, rows.folder or "", rows.prefix, pictures, first)
+            ScannedRows(rows.name, rows.has_lines, rows.folder or "", rows.prefix, pictures, first_row)
         )
         self.warnings += [f"{rows.name}: {note}" for note in roles.notes]
         path_hashes, missing_rows = array("q"), list[int]()
-        for batch in rows.read(roles.names if pictures else list(dict.fromkeys((image, *roles.names)))):
+        columns = roles.names if pictures is not None else list(dict.fromkeys((image, *roles.names)))
+        for batch in rows.read(columns):
             start = len(self.samples)
             offsets = range(start, start + batch.count) if batch.lines is None else batch.lines
             splits: str | list[str] = rows.split
             if roles.split is not None:
                 splits = self._splits(roles.split, batch.columns[roles.split], offsets)
             if pictures is not None:
-                self._add_pictures(rows, pictures, batch, splits)
+                self._add_pictures(pictures, batch, splits)
             else:
-                self._check_paths(image, batch.columns[image], offsets)
-                self._add_files(rows, batch.columns[image], splits, offsets, path_hashes, missing_rows)
+                self._add_files(image, batch.columns[image], splits, offsets, path_hashes, missing_rows)
             if roles.label is not None:
-                self.values.label_cells += batch.columns[roles.label]
+                self.values.label_cells += self._share_texts(batch.columns[roles.label])
             for name in roles.fields:
-                self.values.fields[name] += batch.columns[name]
+                self.values.fields[name] += self._share_texts(batch.columns[name])
         if not rows.is_dataset:
             self._check_unique(image, path_hashes)
         if missing_rows:
@@ -369,47 +370,53 @@ class _RowList:
                 raise SourceError(f"{column!r}: {error}", path=where) from None
         return splits
 
-    def _add_pictures(
-        self, rows: Rows, pictures: StoredPictures, batch: RowBatch, splits: str | Sequence[str]
-    ) -> None:
+    def _share_texts(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values, with one text for all that are equal: classes repeat."""
+        if len(self._texts) > _BATCH_ROWS:
+            self._texts.clear()
+        share = self._texts.setdefault
+        return [share(value, value) if isinstance(value, str) else value for value in values]
+
+    def _add_pictures(self, pictures: StoredPictures, batch: RowBatch, splits: str | Sequence[str]) -> None:
         """Append rows that hold their pictures."""
-        start, first = len(self.samples), self.parts[-1].first
+        part, row = self.parts[-1], len(self.samples)
+        part_row = row - part.first_row
         sizes = [0] * batch.count
         if pictures.sizes is not None:
-            sizes = pictures.sizes[start - first :][: batch.count].tolist()
-        for row in batch.unread:
-            sizes[row] = -1
-        first_number = start - first if rows.prefix else start
-        paths = [f"{rows.prefix}{first_number + row:08d}" for row in range(batch.count)]
-        self.samples.add_files(paths, splits, sizes, (), range(start, start + batch.count))
-
-    def _check_paths(self, column: str, paths: Sequence[Any], offsets: Sequence[int]) -> None:
-        """Raise SourceError for a value that cannot be the path of a picture."""
-        for row, path in enumerate(paths, len(self.samples)):
-            if reason := _path_problem(path):
-                where = self.parts[-1].row_name(offsets[row - len(self.samples)], row)
-                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=where)
+            sizes = pictures.sizes[part_row:][: batch.count].tolist()
+        for position in batch.unread:
+            sizes[position] = -1
+        first_number = part_row if part.prefix else row
+        paths = [f"{part.prefix}{first_number + position:08d}" for position in range(batch.count)]
+        self.samples.add_files(paths, splits, sizes, (), range(row, row + batch.count))
 
     def _add_files(
         self,
-        rows: Rows,
-        paths: Sequence[str],
+        column: str,
+        paths: Sequence[Any],
         splits: str | Sequence[str],
         offsets: Sequence[int],
         path_hashes: "array[int]",
         missing_rows: list[int],
     ) -> None:
-        """Append rows whose pictures are files, hashes of their absolute paths, and those without a file."""
-        folder = os.path.abspath(self.parts[-1].folder)
+        """Append rows whose pictures are files, hashes of their absolute paths, and those without a file.
+
+        Raises:
+            SourceError: a value cannot be the path of a picture.
+        """
+        part = self.parts[-1]
+        folder = os.path.abspath(part.folder)
         short_paths, sizes, times = list[str](), array("q"), array("q")
-        for row, path in enumerate(paths, len(self.samples)):
+        for row, (path, offset) in enumerate(zip(paths, offsets, strict=True), len(self.samples)):
+            if reason := _path_problem(path):
+                raise SourceError(f"{column!r}: {path!r:.60} {reason}", path=part.row_name(offset, row))
             short_path, full_path, status = _find_file(folder, path)
             if status is None:
                 missing_rows.append(row)
             size, modified_ns = status or (-1, 0)
             sizes.append(size)
             times.append(modified_ns)
-            short_paths.append(f"{rows.prefix}{short_path}")
+            short_paths.append(f"{part.prefix}{short_path}")
             path_hashes.append(hash(full_path))
         self.samples.add_files(short_paths, splits, sizes, times, offsets)
 
@@ -420,8 +427,8 @@ class _RowList:
         repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         if not len(repeated):
             return
-        first, second = (order[repeated[0] : repeated[0] + 2] + scanned.first).tolist()
-        first_name = f"row {first - scanned.first}"
+        first, second = (order[repeated[0] : repeated[0] + 2] + scanned.first_row).tolist()
+        first_name = f"row {first - scanned.first_row}"
         if scanned.has_lines:
             first_name = f"line {self.samples.offsets[first]:,} (id {first})"
         raise SourceError(
@@ -434,7 +441,7 @@ class _RowList:
         """Warn of rows of the last part without a picture; SourceError if none of its rows has one."""
         scanned, first_missing = self.parts[-1], self.row_name(missing_rows[0])
         missing_file = scanned.file_of(self.samples.path(missing_rows[0]))
-        count = len(self.samples) - scanned.first
+        count = len(self.samples) - scanned.first_row
         if len(missing_rows) < count:
             number = f"{quantity(len(missing_rows), 'row')} of {count:,} without a picture"
             self.warnings.append(f"{scanned.name}: {number}; the first is {first_missing}: {missing_file!r}")
@@ -538,37 +545,33 @@ def open_csv(name: str, folder: str) -> Rows:
         SourceError: the file cannot be read, is no text, or has no header; or, when it is read, a row has
             more or fewer cells than the header.
     """
-    _, header = next(_records(name), (0, []))
+    content = _read_text(name)
+    _, header = next(_records(name, content), (0, []))
     if not header:
         raise SourceError("is empty; expected a first line with the names of its columns", path=name)
     names = [column.strip() for column in header]
 
     def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
-        records = islice(_records(name), 1, None)
-        equal_cells = dict[str, str]()  # one text for all cells that are equal
+        records = islice(_records(name, content), 1, None)
+        positions = {column: names.index(column) for column in wanted}
         while batch := list(islice(records, _TEXT_ROWS)):
-            columns = {}
-            for column in wanted:
-                position = names.index(column)
-                columns[column] = [equal_cells.setdefault(row[position], row[position]) for _, row in batch]
+            columns = {
+                column: [cells[position] for _, cells in batch] for column, position in positions.items()
+            }
             yield RowBatch(columns, len(batch), [line for line, _ in batch])
-            if len(equal_cells) > _BATCH_ROWS:
-                equal_cells.clear()
 
     columns = [ColumnInfo(column) for column in names]
     return Rows(name, columns, read, is_text=True, has_lines=True, folder=folder)
 
 
-def _records(name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield header and rows of a CSV: the first line of each, and its cells.
+def _records(name: str, content: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Yield header and rows of a CSV with this content: the first line of each, and its cells.
 
     Raises:
-        SourceError: the file cannot be read or is no text, a quote is not closed, or a row has more or fewer
-            cells than the header.
+        SourceError: a quote is not closed, or a row has more or fewer cells than the header.
     """
-    content = _read_text(name)
     first_line = next(iter(content[:_MAX_HEADER_BYTES].splitlines()), b"").decode(errors="replace")
-    delimiter = find_delimiter(first_line, DELIMITERS[Path(name).suffix.lower()])
+    delimiter = find_delimiter(first_line, _DELIMITERS[Path(name).suffix.lower()])
     reader = csv.reader(
         io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""),
         delimiter=delimiter,
@@ -708,7 +711,7 @@ def open_arrow(
 
     def read(wanted: Sequence[str]) -> Iterator[RowBatch]:
         with _open_arrow_file(name) as file:
-            for batch in file.read(wanted, False):
+            for batch in file.read(wanted):
                 values = {column: batch.column(column).to_pylist() for column in wanted}
                 yield RowBatch(values, batch.num_rows)
 
@@ -728,13 +731,13 @@ class _ArrowFile(NamedTuple):
 
     Attributes:
         schema: names and types of the columns.
-        read: function of names of columns, and of whether these are pictures, that yields record batches.
-            Pictures of Parquet come a few at a time; others stay in the mapped file.
+        read: function of names of columns that yields record batches. Bytes of Parquet, which are pictures,
+            come a few at a time; others stay in the mapped file.
         mapped: the mapped file, as a buffer of Arrow; None for Parquet, which has to be decoded.
     """
 
     schema: Any
-    read: Callable[[Sequence[str], bool], Iterator[Any]]
+    read: Callable[[Sequence[str]], Iterator[Any]]
     mapped: Any = None
 
 
@@ -767,10 +770,12 @@ def _open_parquet(file: BinaryIO) -> _ArrowFile:
         file, pre_buffer=False, page_checksum_verification=True, buffer_size=_BUFFER_BYTES
     )
 
-    def read(names: Sequence[str], are_pictures: bool) -> Iterator[Any]:
-        row_count = _BATCH_PICTURES if are_pictures else _BATCH_ROWS
+    schema = opened.schema_arrow
+
+    def read(names: Sequence[str]) -> Iterator[Any]:
+        batch_rows = _BATCH_PICTURES if _have_bytes(schema, names) else _BATCH_ROWS
         remaining = opened.metadata.num_rows
-        for batch in opened.iter_batches(row_count, columns=list(names), use_threads=False):
+        for batch in opened.iter_batches(batch_rows, columns=list(names), use_threads=False):
             remaining -= batch.num_rows
             if remaining < 0:
                 break
@@ -779,7 +784,7 @@ def _open_parquet(file: BinaryIO) -> _ArrowFile:
         if remaining:
             raise ValueError("more or fewer rows than its end says")
 
-    return _ArrowFile(opened.schema_arrow, read)
+    return _ArrowFile(schema, read)
 
 
 def _open_arrow(name: str, file: BinaryIO) -> _ArrowFile:
@@ -791,9 +796,9 @@ def _open_arrow(name: str, file: BinaryIO) -> _ArrowFile:
     mapped = pyarrow.memory_map(name).read_buffer()
     schema = open_reader(mapped).schema
 
-    def read(names: Sequence[str], are_pictures: bool) -> Iterator[Any]:
+    def read(names: Sequence[str]) -> Iterator[Any]:
         options = pyarrow.ipc.IpcReadOptions(use_threads=False)
-        if not are_pictures:  # a choice of columns is copied to memory
+        if not _have_bytes(schema, names):  # a choice of columns is copied to memory
             options.included_fields = [schema.get_field_index(column) for column in names or schema.names[:1]]
         reader = open_reader(mapped, options=options)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if has_index else reader
@@ -815,6 +820,11 @@ def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
     return unique_names(list(map(str, names))) if isinstance(names, list) and names else None
 
 
+def _have_bytes(schema: Any, names: Sequence[str]) -> bool:
+    """Return whether one of these columns has pictures."""
+    return any(_has_bytes(schema.field(name).type) for name in names)
+
+
 def _has_bytes(column_type: Any) -> bool:
     """Return whether values of this type are bytes, or structs with bytes."""
     from pyarrow import types
@@ -833,7 +843,7 @@ class _PicturesInFile:
         scanned_status: size of the file in bytes, and time of its last write in ns.
         starts: int64 [n], offset of each picture in bytes.
         sizes: int64 [n], size of each picture in bytes; -1 if the row has none.
-        files: paths of the rows' pictures that are files of their own.
+        files: paths of those pictures that are files of their own, by their part rows.
     """
 
     path: str
@@ -842,110 +852,110 @@ class _PicturesInFile:
     sizes: Ints
     files: Mapping[int, str]
 
-    def read(self, row: int, where: str, max_pixels: int) -> bytes:
-        if row in self.files:
-            return read_picture(self.files[row], max_pixels)
-        size = int(self.sizes[row])
+    def read(self, part_row: int, where: str, max_pixels: int) -> bytes:
+        if part_row in self.files:
+            return read_picture(self.files[part_row], max_pixels)
+        size = int(self.sizes[part_row])
         if size < 0:
             raise ImageError(where, "has no picture, neither bytes nor a file")
-        data = read_part(self.path, where, self.scanned_status, int(self.starts[row]), size)
+        data = read_part(self.path, where, self.scanned_status, int(self.starts[part_row]), size)
         if len(data) != size:
             raise SourceError("could not be read as a whole", path=where, remedy="run the same command again")
         return data
 
 
+_found_pictures: dict[tuple[Any, ...], _PicturesInFile] = {}
+"""Pictures of tables by name, folder, column and status of the table, since copying them takes time."""
+
+
 def _open_pictures(name: str, folder: str, column: str) -> _PicturesInFile:
-    """Find the pictures in a column of Parquet or of an Arrow file."""
+    """Find the pictures in a column of Parquet or of an Arrow file, once for each content of the file."""
     status = os.stat(name)
-    pictures = _find_pictures(name, folder, column, status.st_size, status.st_mtime_ns)
-    if not os.path.exists(pictures.path):  # the staging folder was cleaned up meanwhile
-        _find_pictures.cache_clear()
-        pictures = _find_pictures(name, folder, column, status.st_size, status.st_mtime_ns)
+    key = (name, folder, column, status.st_size, status.st_mtime_ns)
+    pictures = _found_pictures.get(key)
+    if pictures is None or not os.path.exists(pictures.path):  # the staging folder was cleaned up meanwhile
+        pictures = _found_pictures[key] = _find_pictures(name, folder, column)
     return pictures
 
 
-@cache
-def _find_pictures(name: str, folder: str, column: str, file_bytes: int, modified_ns: int) -> _PicturesInFile:
-    """Find the pictures in a column, once for each size and time of the table; copy them if they are packed.
-
-    Raises:
-        SourceError: the disk has no room for the copy.
-    """
-    pictures = None if is_parquet(name) else _locate_pictures(name, folder, column, None)
-    if pictures is not None:
-        return pictures
-    staging_folder = staging.folder()
-    with (
-        os_errors_as(
-            SourceError,
-            f"its pictures cannot be copied into {staging_folder.parent}",
-            "set TMPDIR to a folder on a larger disk",
-            path=name,
-        ),
-        tempfile.NamedTemporaryFile(dir=staging_folder, delete=False) as copy,
-    ):
-        try:
-            pictures = _locate_pictures(name, folder, column, copy)
-        except BaseException:
-            os.unlink(copy.name)
-            raise
+def _find_pictures(name: str, folder: str, column: str) -> _PicturesInFile:
+    """Find the pictures in a column; copy them if they are packed."""
+    with _open_arrow_file(name) as file:
+        if file.mapped is not None:
+            locate = partial(_locate_in_table, file.mapped)
+            if (pictures := _list_pictures(file, folder, column, name, locate)) is not None:
+                return pictures
+        with tempfile.NamedTemporaryFile(dir=staging.folder(), delete=False) as copy:
+            try:
+                pictures = _list_pictures(file, folder, column, copy.name, partial(_copy, name, copy))
+            except BaseException:
+                os.unlink(copy.name)
+                raise
     assert pictures is not None
     return pictures
 
 
-def _locate_pictures(name: str, folder: str, column: str, copy: Any) -> _PicturesInFile | None:
-    """Return where the pictures in a column lie: in `copy`, to which they are written, or in the table.
+def _locate_in_table(mapped: Any, content: Any, offsets: Ints) -> int | None:
+    """Return where the `content` of a batch begins in the mapped table; None if it is compressed."""
+    start: int = content.address - mapped.address
+    return start if 0 <= start <= mapped.size - content.size else None
 
-    None if there is no copy, and the table is compressed.
+
+def _copy(name: str, copy: Any, content: Any, offsets: Ints) -> int:
+    """Copy the pictures of a batch, and return where its `content` would begin in the copy."""
+    problem = f"its pictures cannot be copied into {tempfile.gettempdir()}"
+    with os_errors_as(SourceError, problem, "set TMPDIR to a folder on a larger disk", path=name):
+        start: int = copy.tell() - int(offsets[0])
+        copy.write(memoryview(content)[offsets[0] : offsets[-1]])
+        copy.flush()
+    return start
+
+
+def _list_pictures(
+    file: _ArrowFile, folder: str, column: str, path: str, locate: Callable[[Any, Ints], int | None]
+) -> _PicturesInFile | None:
+    """List the pictures in a column, as they lie in the file `path`; None if they are not in it.
+
+    Args:
+        locate: function of the bytes of a batch, and of the offsets of its pictures in these, that returns
+            where the bytes begin in the file; None if they are not in it.
     """
     import pyarrow
 
     starts, sizes, files = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], dict[int, str]()
-    first_row = 0
-    with _open_arrow_file(name) as file:
-        for batch in file.read([column], True):
-            if not batch.num_rows:
-                continue
-            pictures: Any = batch.column(column)
-            paths: Any = None
-            if pyarrow.types.is_struct(pictures.type):
-                names = [part.name for part in pictures.type]
-                parts = dict(zip(names, pictures.flatten(), strict=True))
-                pictures, paths = parts["bytes"], parts.get("path")
-            pictures = pictures.cast(pyarrow.large_binary())  # its offsets have 64 bits
-            has_none = pictures.is_null().to_numpy(zero_copy_only=False)
-            _, offset_bytes, content = pictures.buffers()
-            offsets = np.frombuffer(offset_bytes, np.int64)[pictures.offset :][: len(pictures) + 1]
-            shift = 0
-            if copy is not None:
-                shift = copy.tell() - int(offsets[0])
-                copy.write(memoryview(content)[offsets[0] : offsets[-1]])
-            elif offsets[-1] > offsets[0]:
-                shift = content.address - file.mapped.address
-                if not 0 <= shift <= file.mapped.size - content.size:
-                    return None
-            starts.append(offsets[:-1] + shift)
-            sizes.append(np.where(has_none, -1, np.diff(offsets)))
-            for row in np.flatnonzero(has_none).tolist() if paths is not None else ():
-                path = os.path.join(folder, str(paths[row].as_py() or ""))
-                if (file_status := status_of(path)) is not None:
-                    files[first_row + row], sizes[-1][row] = path, file_status[0]
-            first_row += len(pictures)
-    if copy is not None:
-        copy.flush()
-    status = os.stat(name if copy is None else copy.name)
+    part_row = 0
+    for batch in file.read([column]):
+        if not batch.num_rows:
+            continue
+        pictures: Any = batch.column(column)
+        paths: Any = None
+        if pyarrow.types.is_struct(pictures.type):
+            names = [part.name for part in pictures.type]
+            parts = dict(zip(names, pictures.flatten(), strict=True))
+            pictures, paths = parts["bytes"], parts.get("path")
+        pictures = pictures.cast(pyarrow.large_binary())  # its offsets have 64 bits
+        has_none = pictures.is_null().to_numpy(zero_copy_only=False)
+        _, offset_bytes, content = pictures.buffers()
+        offsets = np.frombuffer(offset_bytes, np.int64)[pictures.offset :][: len(pictures) + 1]
+        start = locate(content, offsets) if offsets[-1] > offsets[0] else 0
+        if start is None:
+            return None
+        starts.append(offsets[:-1] + start)
+        sizes.append(np.where(has_none, -1, np.diff(offsets)))
+        for position in np.flatnonzero(has_none).tolist() if paths is not None else ():
+            picture_path = os.path.join(folder, str(paths[position].as_py() or ""))
+            if (file_status := status_of(picture_path)) is not None:
+                files[part_row + position], sizes[-1][position] = picture_path, file_status[0]
+        part_row += len(pictures)
+    status = os.stat(path)
     return _PicturesInFile(
-        path=name if copy is None else copy.name,
-        scanned_status=(status.st_size, status.st_mtime_ns),
-        starts=np.concatenate(starts),
-        sizes=np.concatenate(sizes),
-        files=files,
+        path, (status.st_size, status.st_mtime_ns), np.concatenate(starts), np.concatenate(sizes), files
     )
 
 
 def is_parquet(name: str) -> bool:
     """Return whether a file of this name is Parquet."""
-    return name.lower().endswith(PARQUET)
+    return name.lower().endswith(".parquet")
 
 
 def saved_files(folder: Path) -> dict[str, str]:
@@ -968,3 +978,14 @@ def saved_files(folder: Path) -> dict[str, str]:
             remedy="save it again",
         ) from error
     return split_of
+
+
+OPENERS: dict[str, Callable[[str, str], Rows]] = {
+    ".csv": open_csv,
+    ".tsv": open_csv,
+    ".jsonl": open_json_lines,
+    ".parquet": open_arrow,
+    ".feather": open_arrow,
+    ".arrow": open_arrow,
+}
+"""Suffix of a table -> function of its path, and of the folder of its pictures, that opens it."""

@@ -1,6 +1,8 @@
 """Parquet and Arrow files with pictures as sources: folders, splits, classes, missing pictures, copies."""
 
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from precache import SettingError, SourceError, convert, open_dataset
 from precache.errors import ImageError
 from precache.sources import find_split
+from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import picture
@@ -181,3 +184,20 @@ def test_a_saved_dataset_has_the_splits_that_its_folder_names(tmp_path: Path) ->
         with pytest.raises(SourceError) as raised:
             scan_of(tmp_path)
         assert str(raised.value.path).startswith(str(tmp_path))
+
+
+def test_a_full_disk_is_named_as_such_not_as_damage(tmp_path: Path) -> None:
+    path = write_pictures(tmp_path / "t.parquet", {"image": [bytes(9_000)] * 9, "label": [*range(9)]})
+    code = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from precache import SourceError
+from precache.sources import open_source
+try:
+    open_source(sys.argv[1]).scan()
+except SourceError as error:
+    sys.exit("TMPDIR" not in error.remedy)
+sys.exit(3)
+"""
+    command = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(command, cwd=ROOT, timeout=100, check=False).returncode == 0

@@ -20,10 +20,10 @@ class SqlitePictures:
     file: Path
     sizes = None
 
-    def read(self, row: int, where: str, max_pixels: int) -> bytes:
+    def read(self, part_row: int, where: str, max_pixels: int) -> bytes:
         with sqlite3.connect(self.file) as database:
             query = "SELECT image FROM pictures WHERE rowid = ?"
-            (picture,) = database.execute(query, (row + 1,)).fetchone()
+            (picture,) = database.execute(query, (part_row + 1,)).fetchone()
         return bytes(picture)
 
 

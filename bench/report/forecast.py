@@ -12,6 +12,7 @@ ran together. Ranges are over the turns, and wider by MODEL_ERROR; `bench.lab.fo
 came lay within.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -38,7 +39,7 @@ BACKENDS = {
 }
 """Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
 MODEL_ERROR = 0.15
-"""Share by which a loader or a conversion may be slower or faster than it was on the sample."""
+"""Share by which a training or a conversion may be slower or faster than the sample says."""
 HELD: tuple[int, int] | None = None
 """Predictions that came within their range, and those tried, by `bench.lab.forecast`; None: not counted."""
 RISK = (
@@ -232,20 +233,19 @@ def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: 
 
 def _predict(profile: Profile, inputs: Inputs) -> Row:
     size_bytes = inputs.images * profile.image_bytes
-    warm = _with_error([_scale_to_cpus(turn, profile.cpus, inputs.cpus) for turn in profile.turns])
+    warm = [_scale_to_cpus(turn, profile.cpus, inputs.cpus) for turn in profile.turns]
     disk = inputs.disk_bytes_per_s / profile.image_bytes
     if profile.name in _RANDOM_READS:
         disk = min(disk, inputs.cpus / (inputs.read_s + 1 / disk))
-    cold = Estimate(*(min(rate, disk) for rate in (warm.median, warm.low, warm.high)))
+    cold = [min(rate, disk) for rate in warm]
     trainer = inputs.trainer_images_per_s * inputs.gpus
     loaders = warm if fits_memory(size_bytes, inputs) else cold
     overlap = min(1.0, median(turn.together / min(turn.loader, turn.trainer) for turn in profile.turns))
-    rates = (loaders.median, loaders.low, loaders.high)
-    trained = Estimate(*(overlap * min(rate, trainer) for rate in rates))
+    trained = _with_error([overlap * min(rate, trainer) for rate in loaders], trainer)
     ratio = Estimate(trained.median / trainer, trained.low / trainer, trained.high / trainer)
     values = {
-        "loader_images_per_s": warm,
-        "cold_images_per_s": cold,
+        "loader_images_per_s": _with_error(warm),
+        "cold_images_per_s": _with_error(cold),
         "trainer_images_per_s": estimate([trainer]),
         "fed_images_per_s": trained,
         "fed_ratio": ratio,
@@ -272,10 +272,10 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
     )
 
 
-def _with_error(values: Sequence[float]) -> Estimate:
-    """Make the estimate of a prediction: its range is wider than that of the turns."""
+def _with_error(values: Sequence[float], most: float = math.inf) -> Estimate:
+    """Make the estimate of a prediction: its range is wider than that of the turns, and ends at `most`."""
     value = estimate(values)
-    return Estimate(value.median, value.low * (1 - MODEL_ERROR), value.high * (1 + MODEL_ERROR))
+    return Estimate(value.median, value.low * (1 - MODEL_ERROR), min(most, value.high * (1 + MODEL_ERROR)))
 
 
 def _scale_to_cpus(turn: Turn, measured_cpus: int, cpus: int) -> float:

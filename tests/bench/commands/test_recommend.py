@@ -162,7 +162,7 @@ def test_what_if_options_must_be_positive(machine: Machine, recommend: Run) -> N
 @pytest.mark.parametrize(
     ("rates", "sentence"),
     [
-        ({"pytorch": 3000.0}, "Change that line to `loaders.build`: it is busy at least 100%"),
+        ({"pytorch": 3000.0}, "Change that line to `loaders.build`: it is busy at least 85%"),
         ({"pytorch": 3000.0, TODAY_BACKEND: 3000.0}, "DataLoader already keep an emulated accelerator"),
         ({"shards": 400.0}, "Converting gains no more."),
     ],

@@ -1,6 +1,9 @@
 """The packages depend on one another in one direction; read from the code's own imports."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,19 @@ def test_packages_and_their_folders_import_only_those_below(package: str) -> Non
             continue
         imported = {name.split(".")[1] for name in names if name.startswith(f"{package}.")} - {own}
         assert [name for name in imported if floor_of.get(name, -1) >= floor_of[own]] == [], path
+
+
+def test_bench_loaders_imports_no_code_that_measures_or_draws() -> None:
+    program = "import sys, bench.commands.loaders; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    modules = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    absent = {
+        "bench.measure.trial",
+        "bench.measure.ranks",
+        "bench.report.page",
+        "loaders.read",
+        "loaders.loader",
+    }
+    assert not {*absent, "loaders.examples", "torchvision", "plotly"} & {*modules}

@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 import click
 
 from bench.measure.trials import can_keep_trials
-from bench.report.result import Result, format_document
-from bench.report.show import Showing, show
+from bench.report.result import Result, Row, format_document
+from bench.report.table import legend, make_table, printable_lines
+from bench.report.words import say, versions_of
 from precache.cli.commandline import PATH, STDOUT, check_output, combine_options
 from precache.cli.terminal import ProgressBar, note
+from precache.errors import printable
+from precache.packages import DALI
 from precache.page import write as write_page
 from precache.reporting import Progress, explain_interruption, no_progress
 
+_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", *DALI)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -79,8 +83,8 @@ class Output:
         if self.json_path == STDOUT:
             click.echo(format_document(result.to_json()), nl=False)
         elif not self.quiet:
-            showing = Showing(markdown=self.markdown, details=self.details)
-            show(result, showing, has_page=self.html_path is not None)
+            has_page = self.html_path is not None
+            show(result, markdown=self.markdown, details=self.details, has_page=has_page)
             for path in (self.json_path, self.html_path):
                 if path is not None:
                     note(f"wrote {path}")
@@ -113,3 +117,75 @@ def output_options(function: _Function) -> _Function:
         ),
     }
     return combine_options("output", Output, options)(function)
+
+
+def show(result: Result, *, markdown: bool = False, details: bool = False, has_page: bool = False) -> None:
+    """Print a result.
+
+    Args:
+        result: result of any command.
+        markdown: whether it is shown as Markdown.
+        details: whether every column and finding is shown, instead of a table of a few columns.
+        has_page: whether a page is written, too.
+    """
+    table = make_table(result, details=details)
+    paragraphs = [" ".join(paragraph) for paragraph in result.answer]
+    skipped = [f"skipped {name}: {reason}" for name, reason in result.skipped.items()]
+    notes = list(result.conditions)
+    if details:
+        notes.append(f"{', '.join(versions_of(result.machine, _VERSIONS))}.")
+    notes.append(legend(result, details=details))
+    if markdown:
+        parts = [
+            *paragraphs,
+            table.markdown(),
+            *(f"{row.name}:\n\n```\n{printable_lines(row)}\n```" for row in rows_with_lines(result)),
+            *skipped,
+            *notes,
+        ]
+        lines = "\n\n".join(part for part in parts if part).split("\n")
+        click.echo("\n".join(map(printable, lines)))
+        return
+    for paragraph in paragraphs:
+        say(paragraph)
+        click.echo()
+    if result.rows:
+        table.show()
+    for row in rows_with_lines(result):
+        click.echo(f"\n{printable(row.name)}:\n{printable_lines(row)}")
+    for line in skipped:
+        click.echo(printable(line))
+    click.echo()
+    for sentence in filter(None, notes):
+        say(sentence)
+    if details:
+        for finding in describe_rows(result):
+            click.echo()
+            say(finding)
+    has_more = any(row.sentences or row.detail for row in result.rows)
+    if has_more and not (details or has_page):
+        click.echo("everything else: --details, or a page with --html FILE")
+    if result.next_step:
+        click.echo()
+        show_next_step(result.next_step)
+
+
+def show_next_step(text: str) -> None:
+    """Print sentences; indented lines, which are to be pasted, are not broken."""
+    for line in text.splitlines():
+        if line.startswith(" "):
+            click.echo(printable(line))
+        else:
+            say(line)
+
+
+def rows_with_lines(result: Result) -> list[Row]:
+    """Rows with lines to paste into a script or to run."""
+    return [row for row in result.rows if row.paste]
+
+
+def describe_rows(result: Result) -> Iterator[str]:
+    """Yield a text for each row that has sentences."""
+    for row in result.rows:
+        if row.sentences:
+            yield f"{row.name}: {' '.join(row.sentences)}"

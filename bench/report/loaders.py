@@ -26,7 +26,6 @@ from bench.report.sentences import (
     name_row,
     next_step,
 )
-from bench.report.spikes import analyse
 from bench.report.stats import Estimate, exactly, is_disturbed
 from bench.report.verdict import SYNTHETIC, explain
 from precache.formats import FORMATS
@@ -225,7 +224,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         }
         last = fed.trials[-1]
         starts = tuple(int(start) for start in last.series.get("epoch_starts", ()))
-        batches = analyse(last.series["wait_s"], last.series["step_s"], starts)
+        batches = stats.analyse_batches(last.series["wait_s"], last.series["step_s"], starts)
         activity = next((trial.activity for trial in reversed(fed.trials) if trial.activity), None)
     values |= _stored_values(loader, settings)
     key = {

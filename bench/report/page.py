@@ -15,11 +15,10 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from bench.report.result import Activity, Batches, Result, Row, format_document
+from bench.report.result import Activity, Result, Row, format_document
 from bench.report.sentences import name_loader
-from bench.report.show import printable_lines
-from bench.report.stats import Estimate
-from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
+from bench.report.stats import Batches, Estimate
+from bench.report.table import COLUMNS, Table, cell, legend, make_table, printable_lines, shown_rows
 from bench.report.verdict import training_rate
 from precache import page
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from msgspec import Struct, convert, structs
 
 from bench.report.change import Basis, Change
-from bench.report.stats import Estimate
+from bench.report.stats import Batches, Estimate
 from precache.errors import SettingError
 from precache.storage.stored_json import decode, encode
 
@@ -90,42 +90,6 @@ class Trial(Struct, frozen=True, omit_defaults=True):
         """Return the trial as a file has it: with rounded numbers, and without those that are infinite."""
         numbers = {name: float(number) for name, number in self.numbers.items() if math.isfinite(number)}
         return convert(to_plain(structs.replace(self, numbers=numbers)), Trial)
-
-
-@dataclass(frozen=True, slots=True)
-class Spikes:
-    """Batches that took far longer than the quicker half.
-
-    Attributes:
-        batches: positions in the series.
-        above_s: seconds above which a batch counts as a spike; None where too few batches were timed.
-        period: number of batches from one spike to the next; None where spikes are not regular.
-    """
-
-    batches: tuple[int, ...] = ()
-    above_s: float | None = None
-    period: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Timed batches of one run, in order.
-
-    Attributes:
-        wait_s: seconds that the trainer waited for each batch.
-        step_s: seconds of the step on each batch.
-        epoch_starts: positions of the first batches of epochs.
-        wait_spikes, step_spikes: spikes of `wait_s` and `step_s`, first batches of epochs left out.
-        first_wait_s: seconds that a first batch of an epoch waits more than the others, in the median; None
-            where that is short beside a batch's time, or where no epoch begins.
-    """
-
-    wait_s: tuple[float, ...]
-    step_s: tuple[float, ...]
-    epoch_starts: tuple[int, ...] = ()
-    wait_spikes: Spikes = Spikes()
-    step_spikes: Spikes = Spikes()
-    first_wait_s: float | None = None
 
 
 class Stage(str, Enum):

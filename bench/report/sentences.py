@@ -24,8 +24,8 @@ from bench.report.gain import (
     saved_share,
 )
 from bench.report.grid import point_of
-from bench.report.result import Batches, Row, Stage, Stall, Trial, is_emulated, name_data
-from bench.report.stats import NEGLIGIBLE_SHARE, is_disturbed, quotient
+from bench.report.result import Row, Stage, Stall, Trial, is_emulated, name_data
+from bench.report.stats import NEGLIGIBLE_SHARE, Batches, is_disturbed, quotient
 from bench.report.verdict import (
     SYNTHETIC,
     Limit,

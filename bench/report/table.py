@@ -257,3 +257,8 @@ def legend(result: Result, *, details: bool = False) -> str:
     if details:
         parts.append("-: not measured")
     return f"{'; '.join(parts)}." if parts else ""
+
+
+def printable_lines(row: Row) -> str:
+    """Lines of a row to paste or to run, with escapes for what does not print."""
+    return "\n".join(map(printable, row.paste))

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from bench.report import spikes, waiting
+from bench.report import waiting
 from bench.report.advice import advise
 from bench.report.cages import CageFinding, find_cage
 from bench.report.change import Change
 from bench.report.result import Result, Row, Trial
 from bench.report.sentences import describe_batches, disturbance
-from bench.report.stats import Estimate, exactly, is_disturbed, quotient
+from bench.report.stats import Estimate, analyse_batches, exactly, is_disturbed, quotient
 from bench.report.waiting import (
     FEWEST,
     READING,
@@ -334,7 +334,7 @@ def _make_row(stream: Stream) -> Row:
     where = stream.info["where"]
     file_name = f" ({os.path.basename(where)})" if where else ""
     workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
-    timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts)
+    timed = analyse_batches(stream.waits_s, stream.steps_s, stream.starts)
     return Row(
         name=f"{stream.role}{rank}{file_name}",
         key={

@@ -103,19 +103,19 @@ def test_a_killed_command_loses_at_most_the_trial_that_ran(tmp_path: Path) -> No
     path, program = tmp_path / "r.json", tmp_path / "program.py"
     program.write_text(_PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said: list[int] = []
+    printed: list[int] = []
     for _ in range(5):
         command = subprocess.Popen(
             [sys.executable, program, path], env=environment, stdout=subprocess.PIPE, text=True
         )
         assert command.stdout is not None
-        said += [int(command.stdout.readline()) for _ in range(20)]
+        printed += [int(command.stdout.readline()) for _ in range(20)]
         command.kill()
-        said += map(int, command.stdout.read().split())
+        printed += map(int, command.stdout.read().split())
         command.wait()
-        assert said == list(range(len(said)))
-        assert len(said) <= len(numbers_in(path)) <= len(said) + 1
-        said = numbers_in(path)
+        assert printed == list(range(len(printed)))
+        assert len(printed) <= len(numbers_in(path)) <= len(printed) + 1
+        printed = numbers_in(path)
 
 
 _PROGRAM = """

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from plotly.offline import get_plotlyjs
 
+from bench.commands.output import show
 from bench.report import loaders
 from bench.report.page import make_page
 from bench.report.result import Result, Trial, format_document, parse_document
-from bench.report.show import Showing, show
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, make_table
 from precache.errors import SettingError
@@ -118,7 +118,7 @@ def test_details_have_every_row() -> None:
 
 def test_terminal_lines_fit_and_begin_with_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     for details in (True, False):
-        show(rich_result(gpu_price=2.5), Showing(details=details))
+        show(rich_result(gpu_price=2.5), details=details)
         lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= 100 for line in lines if HOSTILE not in line)
         assert lines[0].startswith("ImageFolder and DataLoader keep an emulated accelerator")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bench.report.sentences import describe_batches
-from bench.report.spikes import analyse
+from bench.report.stats import analyse_batches
 
 STEP_S = 0.010
 
@@ -20,9 +20,9 @@ def test_spikes_are_found_with_their_period_and_its_cause() -> None:
         ((7, 11, 48, 90, 93, 151, 199), None, "7 batches waited 50."),
     ):
         waits = steady(200)
-        assert describe_batches(analyse(waits, np.full(200, STEP_S), []), 8) == []
+        assert describe_batches(analyse_batches(waits, np.full(200, STEP_S), []), 8) == []
         waits[list(spikes)] += 0.05
-        batches = analyse(waits, np.full(200, STEP_S), [])
+        batches = analyse_batches(waits, np.full(200, STEP_S), [])
         assert (batches.wait_spikes.batches, batches.wait_spikes.period) == (tuple(spikes), period)
         (sentence,) = describe_batches(batches, 8)
         assert cause in sentence
@@ -31,13 +31,13 @@ def test_spikes_are_found_with_their_period_and_its_cause() -> None:
 def test_short_waits_are_no_spikes() -> None:
     waits = np.full(100, 1e-6)
     waits[::4] = 200e-6  # 200 times as long, and 2% of a batch
-    assert analyse(waits, np.full(100, STEP_S), []).wait_spikes.batches == ()
+    assert analyse_batches(waits, np.full(100, STEP_S), []).wait_spikes.batches == ()
 
 
 def test_slow_steps_are_not_spikes_of_the_loader() -> None:
     steps = np.full(100, STEP_S)
     steps[49::50] = 0.5
-    batches = analyse(steady(100), steps, [])
+    batches = analyse_batches(steady(100), steps, [])
     assert (batches.wait_spikes.batches, batches.step_spikes.batches) == ((), (49, 99))
     assert describe_batches(batches, 2)[0].endswith("not the loader's doing.")
 
@@ -45,7 +45,7 @@ def test_slow_steps_are_not_spikes_of_the_loader() -> None:
 def test_first_batches_of_epochs_are_no_spikes() -> None:
     waits = np.full(90, 0.001)
     waits[[0, 30, 60]] = 0.8, 0.201, 0.301
-    batches = analyse(waits, np.full(90, STEP_S), [60, 0, 30])
+    batches = analyse_batches(waits, np.full(90, STEP_S), [60, 0, 30])
     assert batches.wait_spikes.batches == ()
     (sentence,) = describe_batches(batches, 2)
     assert "first batch of an epoch waits 300 ms more" in sentence

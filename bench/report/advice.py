@@ -1,13 +1,10 @@
-"""Advice on a change of a watched script, in words: which argument to give to whom, or what to run. Pure."""
+"""Advice on a change of a watched script, in words: which argument to give to whom. Pure."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.report.change import Change, ChangeKind
+from bench.report.change import Change
 from bench.report.waiting import Stream
-from precache.packages import pillow_install_command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +43,6 @@ FRAMEWORKS = {
 
 def advise(stream: Stream, change: Change) -> tuple[str, ...]:
     """Write lines on a change of a stream's loader; empty where its library does not take the argument."""
-    if change.kind == ChangeKind.PILLOW_SIMD:
-        command = pillow_install_command("pillow-simd")
-        # for the Python of the script
-        return (f"$ {command.replace(shlex.quote(sys.executable), shlex.quote(stream.info['python']))}",)
     library = framework_of(stream)
     names = _SAME if library is None else library.names
     given = [f"{names[name]}={value}" for name, value in change.arguments.items() if name in names]

@@ -18,7 +18,6 @@ class ChangeKind(str, Enum):
     WORKERS = "workers"
     PERSISTENT_WORKERS = "persistent_workers"
     PIN_MEMORY = "pin_memory"
-    PILLOW_SIMD = "pillow-simd"
 
 
 class Basis(str, Enum):
@@ -30,6 +29,8 @@ class Basis(str, Enum):
     """The range is one that came true in the lab, as often as the sentence beside it says."""
     BOUND = "bound"
     """`stats.at_least` or `stats.at_most`: computed, and on its other side without a limit."""
+    UNKNOWN = "unknown"
+    """Nothing is known, as `stats.at_least(0)` says: the change is one to try."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     event      JSON object that `bench.watch.hook` wrote in a process of the script; listed there
     stream     batches that one process iterates at one line of the script, epoch after epoch: of training,
                of validation, or of reading where no optimizer steps
-    change     something to alter in the script, such as the number of workers, and the predicted images/s
+    change     something to alter in the script, such as the number of workers, and what it brings at least
 
 The wait of a batch is the time from asking for it to having it; the step is the time from there until the
 next batch is asked for. So a loader that reads ahead of a slow step costs nothing. On CUDA the wait is the
@@ -11,15 +11,16 @@ time for which the device had nothing to do.
 
 The effect of a change is predicted from three durations: `start`, the wait for starts of epochs, averaged
 over all batches; `load`, loading a batch in one process; and `step`, the step of a batch while no worker is
-busy. With some number of workers and of CPUs, the period from one batch to the next is
+busy. With some number of workers, the period from one batch to the next is at most
 
-    without workers    start + step + load
-    at best            start + max(step, load / workers, (CPU seconds of step and load) / CPUs)
-    at worst           start + step + (share of the CPUs that the step uses) * load / workers
+    start + max(step + (share of the CPUs that the step uses) * load / workers,
+                load / workers,
+                (CPU seconds of step and load) / CPUs)
 
-At best, no CPU ever idles; at worst, no batch is loaded on those CPUs while they step. The predicted range
-holds both, and the worst is never taken to be less than the best. Where a step was not timed alone, or other
-processes use the CPUs, the range is over two values of `step`, or of the CPUs.
+as where no batch is loaded on those CPUs while they step. What else a change brings only makes it shorter:
+workers that read ahead, steps that run on CPUs of their own. So the images/s that follow are a lower bound,
+and how often it held in the lab is BOUNDS_HELD. Where other processes use the CPUs, or the wait is not
+explained by the parts of its samples, nothing is predicted.
 
 The parts of a sample, timed alone, are compared with `load`. Where they explain less than half of it, no part
 is what the training waits for, but CPUs that somebody else uses, or something that nobody has timed.
@@ -28,34 +29,21 @@ is what the training waits for, but CPUs that somebody else uses, or something t
 import math
 from bisect import bisect, bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
 from bench.report.change import Basis, Change, ChangeKind
-from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, is_disturbed
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, at_least, is_disturbed
 
 Event: TypeAlias = Mapping[str, Any]
 """Event of `bench.watch.hook`."""
 TRAINING, VALIDATION, READING = "training", "validation", "reading"
-STAGES = {
-    "read": "reading files",
-    "decode": "decoding",
-    "resize": "resizing",
-    "python": "transforms in Python",
-    "collate": "collating",
-    "copy": "copying batches between processes",
-    "start": "the first batch of each epoch",
-    "workers": "workers that start anew each epoch",
-    "others": "CPUs that other processes use",
-    "threads": "CPUs that other threads of the script use",
-    "unseen": "something that its samples do not show when they are timed alone",
-}
-"""Description of each stage that a training can wait for, by its name; the first six are parts."""
-UNEXPLAINED = ("others", "threads", "unseen")
-"""Stages of a wait that is much longer than the parts of its samples."""
+BOUNDS_HELD = (0, 0)
+"""Bounds that held in the lab, and bounds that were tried; see bench/results/watch.md."""
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""
 MAX_WORKERS_PER_CPU = 8
@@ -67,10 +55,46 @@ _MIN_SECTION_BATCHES = 4
 _MIN_EXPLAINED_SHARE = 0.5  # of a wait, by its parts, below which none of them is called its cause
 _MIN_BUSY_SHARE = 0.05  # of a wait, in unexplained CPU seconds, above which threads are busy
 _MIN_HELD_STEPS = 2  # steps timed alone, below which they are not used
-_MODEL_ERROR = 0.1  # share by which every prediction may be off: steps change when data comes otherwise
+_MODEL_ERROR = 0.1  # share by which every period may be longer: steps change when data comes otherwise
 _WORKER_MARGIN = 1.25  # advised workers should load this many times faster than the training steps
-_COPIED_PER_S, _SLOWLY_COPIED_PER_S = 12e9, 4e9  # assumed bytes/s of copies from memory that is not pinned
-_SIMD_RATIOS = (0.2, 0.5)  # resizing time of Pillow-SIMD over that of Pillow, at best and at worst
+
+
+class WaitCause(str, Enum):
+    """What a training can wait for; the value is its name in files."""
+
+    # parts of a sample, see `bench.watch.parts`
+    READ = "read"
+    DECODE = "decode"
+    TRANSFORM = "transform"
+    PYTHON = "python"
+    COLLATE = "collate"
+    COPY = "copy"
+    # starts of epochs: the first batch, or workers that start anew
+    START = "start"
+    WORKERS = "workers"
+    # where the parts do not explain the wait: CPUs that other processes use, or other threads of the script;
+    # something that samples do not show when they are timed alone
+    OTHERS = "others"
+    THREADS = "threads"
+    UNSEEN = "unseen"
+
+
+UNEXPLAINED = (WaitCause.OTHERS, WaitCause.THREADS, WaitCause.UNSEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """Part of a sample.
+
+    Attributes:
+        stage: stage of loading that it belongs to.
+        name: library that decodes, or class or function that transforms; empty for other stages.
+        seconds: seconds of a sample in one process.
+    """
+
+    stage: WaitCause
+    name: str
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +120,7 @@ class Stream:
         alone_s: seconds of a step when no worker is busy; None where that was not measured.
         step_cpu_s: CPU seconds of a step, timed alone if that was measured.
         process_cpu_s: CPU seconds of the script's own process from batch to batch.
-        parts: seconds of a sample in one process, by part; empty where they could not be timed.
+        parts: parts of a sample, the longest first; empty where they could not be timed.
         waits_s, steps_s: wait and step of each batch, in seconds.
         starts: positions of the first batches of epochs.
         on_device: whether waits are the device's idle time.
@@ -123,7 +147,7 @@ class Stream:
     alone_s: float | None
     step_cpu_s: float
     process_cpu_s: float
-    parts: Mapping[str, float]
+    parts: tuple[SamplePart, ...]
     waits_s: tuple[float, ...]
     steps_s: tuple[float, ...]
     starts: tuple[int, ...]
@@ -161,7 +185,12 @@ class Stream:
     @property
     def shows_pictures(self) -> bool:
         """Whether the batches or the samples are pictures."""
-        return bool(self.info.get("side")) or self.parts.get("decode", 0.0) > 0
+        return bool(self.info.get("side")) or any(part.stage == WaitCause.DECODE for part in self.parts)
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds that loading a sample takes one process; 0 where that was not timed."""
+        return sum(part.seconds for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +235,7 @@ def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
     streams.sort(key=lambda stream: (order[stream.role], -stream.wait_s * stream.batches))
     # only one rank times the parts of its samples
     parts = {stream.info["key"]: stream.parts for stream in streams if stream.parts}
-    return [replace(stream, parts=parts.get(stream.info["key"], {})) for stream in streams]
+    return [replace(stream, parts=parts.get(stream.info["key"], ())) for stream in streams]
 
 
 @dataclass(slots=True)
@@ -516,7 +545,7 @@ def _make_stream(
         alone_s=alone_s,
         step_cpu_s=step_cpu_s,
         process_cpu_s=(cpu_s + sum(batch.wait_cpu_s for batch in steady)) / len(steady),
-        parts=dict(parts.get("parts", {})),
+        parts=make_parts((part["stage"], part["name"], part["seconds"]) for part in parts.get("parts", ())),
         waits_s=tuple(waits),
         steps_s=tuple(period - wait_s for period, wait_s in zip(periods, waits, strict=True)),
         starts=tuple(position for position, batch in enumerate(steady) if batch.is_first),
@@ -526,6 +555,12 @@ def _make_stream(
         ahead=any(member.is_ahead for member in members),
         note=str(parts.get("failed", "")),
     )
+
+
+def make_parts(values: Iterable[tuple[str, str, float]]) -> tuple[SamplePart, ...]:
+    """Make the parts of a sample of stage, name and seconds each, the longest first."""
+    parts = [SamplePart(WaitCause(stage), name, seconds) for stage, name, seconds in values]
+    return tuple(sorted(parts, key=lambda part: -part.seconds))
 
 
 # predicting changes of a stream
@@ -541,8 +576,8 @@ def can_change(stream: Stream) -> bool:
     return is_waiting(stream) and not stream.ahead and stream.batches >= FEWEST
 
 
-def longest_stage(stream: Stream, streams: Sequence[Stream], machine: Machine) -> str:
-    """Name the stage of STAGES that a stream waits for most; empty where that is not known.
+def longest_stage(stream: Stream, streams: Sequence[Stream], machine: Machine) -> WaitCause | None:
+    """Name what a stream waits for most, which is the stage of its longest part, or another; None: not known.
 
     Args:
         stream: stream that waits.
@@ -551,16 +586,16 @@ def longest_stage(stream: Stream, streams: Sequence[Stream], machine: Machine) -
     """
     if stream.start_wait_share > stream.wait_share.median / 2:
         if stream.workers > 0 and not stream.info.get("persistent"):
-            return "workers"
-        return "start"
+            return WaitCause.WORKERS
+        return WaitCause.START
     if not stream.parts:
-        return ""
+        return None
     model = _Model(stream, machine, count_ranks(stream, streams))
     if model.explained_share >= _MIN_EXPLAINED_SHARE:
-        return max(stream.parts, key=lambda part: stream.parts[part])
+        return stream.parts[0].stage
     if model.has_busy_threads:
-        return "threads"
-    return "others" if is_disturbed(machine.other_cpu_share) else "unseen"
+        return WaitCause.THREADS
+    return WaitCause.OTHERS if is_disturbed(machine.other_cpu_share) else WaitCause.UNSEEN
 
 
 def explained_share(stream: Stream, streams: Sequence[Stream], machine: Machine) -> float:
@@ -569,10 +604,11 @@ def explained_share(stream: Stream, streams: Sequence[Stream], machine: Machine)
 
 
 def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) -> list[Change]:
-    """List the changes that would bring more images/s; none where the stream does not wait.
+    """List the changes of the DataLoader that would bring more images/s; none where the stream does not wait.
 
     The change that brings most is first; where the stream waits most for workers that start anew, it is
-    `persistent_workers`.
+    `persistent_workers`. Where nothing can be predicted, or no bound is above today's rate, the only change
+    is the first one to try, with Basis.UNKNOWN.
 
     Args:
         stream: stream to improve.
@@ -581,23 +617,26 @@ def find_changes(stream: Stream, streams: Sequence[Stream], machine: Machine) ->
     """
     if not can_change(stream) or stream.info["kind"] != "DataLoader":
         return []
-    candidates = [_suggest_persistent_workers(stream), _suggest_pinning(stream)]
     stage = longest_stage(stream, streams, machine)
-    # where somebody else uses the CPUs, more workers have nothing to run on
-    if stream.loads_too_slowly and stage not in ("others", "threads"):
-        model = _Model(stream, machine, count_ranks(stream, streams))
-        candidates += [_suggest_more_workers(stream, model), _suggest_simd(stream, model)]
-    today = stream.images_per_s
-    gaining = [
-        change
-        for change in candidates
-        if change is not None
-        and change.images_per_s.low > today
-        and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
-    ]
-    # workers that start anew come first where they cost more time than anything else
-    first_kind = ChangeKind.PERSISTENT_WORKERS if stage == "workers" else None
-    return sorted(gaining, key=lambda change: (change.kind != first_kind, -change.images_per_s.median))
+    model = _Model(stream, machine, count_ranks(stream, streams))
+    suggested = [_suggest_more_workers(stream, model), _suggest_pinning(stream)]
+    if stage == WaitCause.THREADS or not stream.loads_too_slowly:  # more workers would have nothing to do
+        suggested = suggested[1:]
+    suggested.insert(0 if stage == WaitCause.WORKERS else 1, _suggest_persistent_workers(stream))
+    candidates = [change for change in suggested if change is not None]
+    if can_predict(stage, machine):
+        enough = stream.images_per_s * (1 + NEGLIGIBLE_SHARE)
+        gaining = [change for change in candidates if change.images_per_s.low > enough]
+        if stage != WaitCause.WORKERS:
+            gaining.sort(key=lambda change: -change.images_per_s.low)
+        if gaining:
+            return gaining
+    return [replace(change, images_per_s=at_least(0.0), basis=Basis.UNKNOWN) for change in candidates[:1]]
+
+
+def can_predict(stage: WaitCause | None, machine: Machine) -> bool:
+    """Whether it can be predicted what a change brings to a stream that waits most for this stage."""
+    return stage is not None and stage not in UNEXPLAINED and not is_disturbed(machine.other_cpu_share)
 
 
 def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
@@ -606,7 +645,7 @@ def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
 
 
 class _Model:
-    """Model of a stream's period, which predicts images/s where loading takes another time.
+    """Model of a stream's period, which predicts images/s with another number of workers.
 
     Attributes:
         cpus: CPUs that one rank may use.
@@ -620,14 +659,9 @@ class _Model:
     def __init__(self, stream: Stream, machine: Machine, ranks: int) -> None:
         self._stream = stream
         self.cpus = machine.cpus / ranks
-        self._other_cpu_share = 0.0
-        if is_disturbed(machine.other_cpu_share) and machine.other_cpu_share is not None:
-            self._other_cpu_share = min(machine.other_cpu_share, 0.95)
-        self.step_s = stream.unhindered_s
-        if (
-            self._other_cpu_share
-        ):  # other processes slow steps down, and not always those that are timed alone
-            self.step_s = stream.step_s
+        self._is_disturbed = is_disturbed(machine.other_cpu_share)
+        # other processes slow steps down, and not always those that are timed alone
+        self.step_s = stream.step_s if self._is_disturbed else stream.unhindered_s
         workers = stream.workers
         steady_s = stream.period_s - stream.start_wait_s
         if workers == 0:
@@ -640,8 +674,8 @@ class _Model:
                 used_s = machine.script_cpu_share * self.cpus * stream.period_s - stream.process_cpu_s
         self._load_cpu_s = min(self.load_s, max(0.0, used_s))
         samples = stream.images / stream.loaders
-        parts_s = sum(stream.parts.values()) * samples
-        parts_cpu_s = parts_s - stream.parts.get("read", 0.0) * samples
+        parts_s = stream.sample_s * samples
+        parts_cpu_s = sum(part.seconds for part in stream.parts if part.stage != WaitCause.READ) * samples
         expected_s = parts_s
         if workers:
             expected_s = max(parts_s, (stream.step_cpu_s + parts_cpu_s) / self.cpus * workers)
@@ -655,62 +689,24 @@ class _Model:
     def max_workers(self) -> int:
         """Largest number of workers for which there is CPU time."""
         cpu_share = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / MAX_WORKERS_PER_CPU)
-        if self._other_cpu_share:  # a worker that waits for a CPU only seems to need little of it
+        if self._is_disturbed:  # a worker that waits for a CPU only seems to need little of it
             cpu_share = max(cpu_share, self._computing_share)
         return int(self.cpus / cpu_share)
 
     def predict_workers(self, workers: int) -> Estimate:
-        """Predict images/s with another number of workers."""
-        start_wait_s = self._stream.start_wait_s if self._stream.workers else 0.0
-        return self._rate([self._periods(self.load_s, self._load_cpu_s, workers, start_wait_s)])
-
-    def predict_samples(self, factor: Estimate) -> Estimate:
-        """Predict images/s where loading a sample takes `factor` times as long as today."""
+        """Predict the images/s that another number of workers brings at least."""
         stream = self._stream
-        periods = []
-        for times in (factor.low, factor.high):
-            load_s, load_cpu_s = self.load_s * times, self._load_cpu_s * times
-            periods.append(self._periods(load_s, load_cpu_s, stream.workers, stream.start_wait_s))
-        return self._rate(periods)
-
-    def _periods(
-        self, load_s: float, load_cpu_s: float, workers: int, start_wait_s: float
-    ) -> tuple[float, float]:
-        """Predict the seconds from batch to batch, at best and at worst.
-
-        Args:
-            load_s: seconds that one process takes to load a batch.
-            load_cpu_s: CPU seconds of that.
-            workers: number of workers that share the loading; 0: the training's own process loads.
-            start_wait_s: seconds that starts of epochs add to the wait, averaged over all batches.
-        """
-        stream = self._stream
-        steps_s = [self.step_s]
-        # a step that was not timed alone may have been slowed down by the workers
-        if stream.alone_s is None and not stream.on_device and not self._other_cpu_share:
-            steps_s.append(min(stream.step_s, stream.step_cpu_s / self.cpus))
-        periods_s: list[float] = []
-        for step_s in steps_s:
-            for cpus in (self.cpus, self.cpus * (1 - self._other_cpu_share)):
-                if workers == 0:
-                    periods_s.append(step_s + load_s)
-                    continue
-                shared_s = load_s / workers
-                best_s = max(step_s, shared_s, (stream.step_cpu_s + load_cpu_s) / cpus)
-                step_share = min(1.0, stream.step_cpu_s / max(step_s * cpus, 1e-9))
-                worst_s = max(best_s, step_s + step_share * shared_s)
-                periods_s += [best_s, worst_s]
-        return start_wait_s + min(periods_s), start_wait_s + max(periods_s)
-
-    def _rate(self, periods: Sequence[tuple[float, float]]) -> Estimate:
-        """Convert periods, each (best, worst) in seconds, to images/s with the error of the model."""
-        best_s, worst_s = min(best for best, _ in periods), max(worst for _, worst in periods)
-        images = self._stream.images
-        middle_s = max((best_s + worst_s) / 2, 1e-9)
-        low = images / max(worst_s, 1e-9) * (1 - _MODEL_ERROR)
-        high = images / max(best_s, 1e-9) * (1 + _MODEL_ERROR)
-        without_waiting = images / max(self.step_s, 1e-9)
-        return Estimate(images / middle_s, low, max(images / middle_s, min(high, without_waiting)))
+        start_s = stream.start_wait_s
+        if stream.workers == 0:  # workers cannot read ahead of the first batch of an epoch
+            start_s = self.load_s * len(stream.starts) / stream.batches
+        shared_s = self.load_s / workers
+        step_share = min(1.0, stream.step_cpu_s / max(self.step_s * self.cpus, 1e-9))
+        period_s = start_s + max(
+            self.step_s + step_share * shared_s,
+            shared_s,
+            (stream.step_cpu_s + self._load_cpu_s) / self.cpus,
+        )
+        return at_least(stream.images / period_s * (1 - _MODEL_ERROR))
 
 
 # each of these returns None where its change does not apply
@@ -725,57 +721,23 @@ def _suggest_more_workers(stream: Stream, model: _Model) -> Change | None:
     arguments: dict[str, Any] = {"num_workers": workers}
     if stream.workers == 0:
         arguments["persistent_workers"] = True
-    return Change(ChangeKind.WORKERS, model.predict_workers(workers), Basis.PREDICTED, arguments)
+    return Change(ChangeKind.WORKERS, model.predict_workers(workers), Basis.BOUND, arguments)
 
 
 def _suggest_persistent_workers(stream: Stream) -> Change | None:
     """Suggest to keep workers from epoch to epoch, which saves their start, but not loading a first batch."""
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_wait_share < NEGLIGIBLE_SHARE:
         return None
-    load_s = sum(stream.parts.values()) * stream.images
+    # the first batch of an epoch still takes the time of two loads, at most, since workers share the CPUs
     extra_s = max(stream.start_s - stream.usual_s, 1e-9)
-
-    def predict_rate(loads: float) -> float:
-        """Predict images/s where the first batch of an epoch still takes the time of that many loads."""
-        remaining_share = min(1.0, loads * load_s / extra_s)
-        return stream.images / (stream.period_s - stream.start_wait_s * (1 - remaining_share))
-
-    rate = Estimate(
-        median=predict_rate(1.0),
-        low=predict_rate(2.0) * (1 - _MODEL_ERROR),
-        high=predict_rate(0.0) * (1 + _MODEL_ERROR),
-    )
-    return Change(ChangeKind.PERSISTENT_WORKERS, rate, Basis.PREDICTED, {"persistent_workers": True})
+    saved_share = max(0.0, 1 - 2 * stream.sample_s * stream.images / extra_s) if stream.parts else 0.0
+    period_s = stream.period_s - stream.start_wait_s * saved_share
+    rate = at_least(stream.images / period_s * (1 - _MODEL_ERROR))
+    return Change(ChangeKind.PERSISTENT_WORKERS, rate, Basis.BOUND, {"persistent_workers": True})
 
 
 def _suggest_pinning(stream: Stream) -> Change | None:
-    """Suggest pinned memory, from which copies run beside the steps; it saves at most the copy of today."""
+    """Suggest pinned memory, from which copies run beside the steps."""
     if not stream.on_device or stream.info.get("pinned"):
         return None
-    batch_bytes = int(stream.info.get("bytes", 0))
-
-    def predict_rate(copied_per_s: float) -> float:
-        """Predict images/s where the copies of today, which are saved, run at so many bytes/s."""
-        saved_s = min(batch_bytes / copied_per_s, stream.wait_s)
-        return stream.images / (stream.period_s - saved_s)
-
-    rate = Estimate(
-        median=predict_rate(_COPIED_PER_S),
-        low=stream.images_per_s * (1 - _MODEL_ERROR),  # copies that take no time: nothing is saved
-        high=predict_rate(_SLOWLY_COPIED_PER_S) * (1 + _MODEL_ERROR),
-    )
-    return Change(ChangeKind.PIN_MEMORY, rate, Basis.PREDICTED, {"pin_memory": True})
-
-
-def _suggest_simd(stream: Stream, model: _Model) -> Change | None:
-    """Suggest Pillow-SIMD where Pillow resizes."""
-    version = stream.info.get("pillow")
-    if version is None or "post" in version:  # versions of Pillow-SIMD end in 'post' and a number
-        return None
-    resize_s = stream.parts.get("resize", 0.0)
-    if resize_s == 0:
-        return None
-    resize_share = resize_s / sum(stream.parts.values())
-    low, high = (1 - resize_share * (1 - simd_ratio) for simd_ratio in _SIMD_RATIOS)
-    rate = model.predict_samples(Estimate((low + high) / 2, low, high))
-    return Change(ChangeKind.PILLOW_SIMD, rate, Basis.PREDICTED)
+    return Change(ChangeKind.PIN_MEMORY, at_least(0.0), Basis.UNKNOWN, {"pin_memory": True})

@@ -12,19 +12,21 @@ from typing import Any
 from bench.report import waiting
 from bench.report.advice import advise
 from bench.report.cages import CageFinding, find_cage
-from bench.report.change import Change
+from bench.report.change import Basis, Change
 from bench.report.result import Result, Row, Trial
 from bench.report.sentences import describe_batches, disturbance
 from bench.report.stats import Estimate, analyse_batches, exactly, is_disturbed, quotient
 from bench.report.waiting import (
+    BOUNDS_HELD,
     FEWEST,
     READING,
-    STAGES,
     TRAINING,
     UNEXPLAINED,
     VALIDATION,
     Machine,
+    SamplePart,
     Stream,
+    WaitCause,
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
@@ -38,14 +40,39 @@ _SERIES = ("waits_s", "steps_s", "starts")
 _TRIAL_NAMES = {"wait_share": "share", "all_wait_share": "all_share", "start_wait_share": "start_share"}
 """Names in a result's file of those fields of `Stream` that are not named as in `Stream`."""
 _CAUSES = {
-    "others": "The script needs CPUs of its own, or a time without the other work.",
-    "threads": "Most likely threads of OpenMP keep CPUs busy while they wait for each other: try "
+    WaitCause.OTHERS: "The script needs CPUs of its own, or a time without the other work.",
+    WaitCause.THREADS: "Most likely threads of OpenMP keep CPUs busy while they wait for each other: try "
     "OMP_WAIT_POLICY=passive in the environment, or fewer threads, by OMP_NUM_THREADS=1 there, "
     "torch.set_num_threads(1) or cv2.setNumThreads(1).",
-    "unseen": "Likely causes are samples that take much longer than others, files that come from the disk or "
-    "the network for the first time, locks, and a sampler or a collate function that waits.",
+    WaitCause.UNSEEN: "Likely causes are samples that take much longer than others, files that come from a "
+    "disk or a network for the first time, locks, and a sampler or a collate function that waits.",
 }
 """What may be behind each of UNEXPLAINED, in a sentence."""
+_STAGES = {
+    WaitCause.READ: "reading files",
+    WaitCause.DECODE: "decoding by {name}",
+    WaitCause.TRANSFORM: "{name}",
+    WaitCause.PYTHON: "other Python of the dataset",
+    WaitCause.COLLATE: "collating",
+    WaitCause.COPY: "copying batches between processes",
+    WaitCause.START: "the first batch of each epoch",
+    WaitCause.WORKERS: "workers that start anew each epoch",
+    WaitCause.OTHERS: "CPUs that other processes use",
+    WaitCause.THREADS: "CPUs that other threads of the script use",
+    WaitCause.UNSEEN: "something that its samples do not show when they are timed alone",
+}
+"""Description of each stage; `name` is that of a part."""
+_REMEDIES = {
+    WaitCause.READ: "put the files on a faster disk, or into few large files, as precache convert does",
+    WaitCause.DECODE: "convert the pictures once to the size that is trained on, with precache convert",
+    WaitCause.TRANSFORM: "leave {name} out for one run, to see what it costs; then find a cheaper one, or "
+    "apply it to whole batches on the device",
+    WaitCause.PYTHON: "profile the __getitem__ of the dataset",
+    WaitCause.COLLATE: "return tensors of one shape and dtype from the dataset, and stack them",
+    WaitCause.COPY: "make batches smaller in bytes: uint8 instead of float32, normalised on the device",
+    WaitCause.START: "look at what the dataset does when an epoch starts",
+}
+"""First thing to try where no argument of the DataLoader helps, by stage."""
 _SUBJECTS = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
 
 
@@ -56,7 +83,7 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
         position: position of the stream among all streams.
         stream: stream to store.
     """
-    numbers: dict[str, float] = {f"{part}_part_s": seconds for part, seconds in stream.parts.items()}
+    numbers: dict[str, float] = {}
     for name in ("wait_share", "all_wait_share"):
         numbers |= _estimate_numbers(_TRIAL_NAMES[name], getattr(stream, name))
     for name in (field.name for field in fields(Stream)):
@@ -70,6 +97,7 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
             "role": stream.role,
             "rank": stream.rank,
             "info": info,
+            "parts": [[part.stage.value, part.name, part.seconds] for part in stream.parts],
             "made": stream.made,
             "remade": stream.remade,
         },
@@ -82,7 +110,6 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
 def stream_from_trial(trial: Trial) -> Stream:
     """Make a stream from the trial that `stream_to_trial` made."""
     numbers = trial.numbers
-    suffix = "_part_s"
     return Stream(
         info=trial.key["info"],
         made=trial.key["made"],
@@ -101,7 +128,7 @@ def stream_from_trial(trial: Trial) -> Stream:
         alone_s=numbers.get("alone_s"),
         step_cpu_s=numbers["step_cpu_s"],
         process_cpu_s=numbers["process_cpu_s"],
-        parts={name.removesuffix(suffix): value for name, value in numbers.items() if name.endswith(suffix)},
+        parts=waiting.make_parts(trial.key["parts"]),
         waits_s=trial.series["waits_s"],
         steps_s=trial.series["steps_s"],
         starts=tuple(map(int, trial.series["starts"])),
@@ -143,6 +170,7 @@ def make_result(
     cage: CageFinding | None = None
     failed = settings["exit_code"] != 0 and not settings["ended"]
     if failed or not streams:
+        changes = []
         answer.append((_explain_no_conclusion(settings, failed),))
         rows = [_make_row(stream) for stream in streams]
     else:
@@ -154,10 +182,13 @@ def make_result(
         if cage is not None:
             changes = []  # what they would bring is not known as long as the limit is there
         answer.append(tuple(describe_waiting(first, streams, cpus, gpu_price)))
+        stage = waiting.longest_stage(first, streams, cpus)
         if cage is not None:
             answer.append((cage.sentence,))
-        elif not changes and (reason := _explain_no_change(first, streams, cpus)):
-            answer.append((reason,))
+        elif changes and changes[0].basis == Basis.UNKNOWN:
+            answer.append((_explain_untested(stage, cpus),))
+        elif not changes and waiting.can_change(first) and (remedy := _describe_remedy(first, stage, cpus)):
+            answer.append((remedy,))
         rows.append(_make_row(first))
         rows += [_make_change_row(first, change) for change in changes]
         rows += [_make_row(stream) for stream in streams[1:]]
@@ -172,7 +203,7 @@ def make_result(
         columns=_COLUMNS,
         answer=tuple(answer),
         bars="images_per_s",
-        conditions=tuple(_conditions(machine, settings, streams)),
+        conditions=tuple(_conditions(machine, settings, streams, changes)),
         next_step=settings["build"],
         summary={
             "cage": "" if cage is None else cage.kind.value,
@@ -225,20 +256,24 @@ def describe_waiting(
     if not longest:
         why = f" ({stream.note})" if stream.note else ""
         return [*sentences, f"What it waits for could not be told: its samples were not timed{why}."]
-    sentences.append(f"It waits for {STAGES[longest]}.")
     if longest in UNEXPLAINED:
         explained = percent(waiting.explained_share(stream, streams, machine))
+        sentences.append(f"It waits for {_STAGES[longest]}.")
         sentences.append(f"Loading its samples explains {explained} of the wait. {_CAUSES[longest]}")
-    if longest in ("workers", "start"):
+    elif longest in (WaitCause.WORKERS, WaitCause.START):
+        sentences.append(f"It waits for {_STAGES[longest]}.")
         sentences.append(
             f"The first batch of an epoch takes {duration(stream.start_s)}, "
             f"the others {duration(stream.usual_s)}."
         )
-    elif total_s := sum(stream.parts.values()):
-        parts = sorted(stream.parts.items(), key=lambda part: -part[1])
-        shares = [(name, seconds / total_s) for name, seconds in parts if seconds > 0.005 * total_s]
-        listed = ", ".join(f"{STAGES[name]} {percent(share)}" for name, share in shares)
-        sentences.append(f"Loading a sample takes one process {duration(total_s)}: {listed}.")
+    else:
+        part = stream.parts[0]
+        part_share = percent(part.seconds / stream.sample_s)
+        sentences.append(f"It waits most for {_describe_part(part)}, which takes {part_share} of a sample.")
+    if stream.parts:
+        shares = [(_describe_part(part), part.seconds / stream.sample_s) for part in stream.parts]
+        listed = ", ".join(f"{name} {percent(value)}" for name, value in shares if value > 0.005)
+        sentences.append(f"Loading a sample takes one process {duration(stream.sample_s)}: {listed}.")
     if stream.info["kind"] == "DataLoader" and not stream.shows_pictures:
         kinds = ", ".join(stream.info.get("kinds", ["something else"]))
         sentences.append(
@@ -263,18 +298,33 @@ def _without_waiting(stream: Stream, machine: Machine) -> str:
     return f"{text}, and {number(alone)} if no worker took CPU time from its steps"
 
 
-def _explain_no_change(stream: Stream, streams: Sequence[Stream], machine: Machine) -> str:
-    """Explain why no change is advised to a training that waits; empty where none was looked for."""
-    if not waiting.can_change(stream) or waiting.longest_stage(stream, streams, machine) == "threads":
+def _describe_part(part: SamplePart) -> str:
+    return _STAGES[part.stage].format(name=part.name)
+
+
+def _explain_untested(stage: WaitCause | None, machine: Machine) -> str:
+    """Say that a change is one to try, and why nothing is predicted of it."""
+    if is_disturbed(machine.other_cpu_share):
+        why = "beside so much other work nothing can be predicted"
+    elif not waiting.can_predict(stage, machine):
+        why = "nothing can be predicted where the samples do not explain the wait"
+    else:
+        why = "it is not sure to bring more than today's rate"
+    return f"The first change to try is below, untested: {why}. Make it, and watch again."
+
+
+def _describe_remedy(stream: Stream, stage: WaitCause | None, machine: Machine) -> str:
+    """Write what to try where no argument of a DataLoader helps; empty where the cause already says it."""
+    if stream.info["kind"] != "DataLoader":
+        return "Try first, untested: other settings of loaders.build; bench recommend measures some."
+    if stage not in _REMEDIES:
         return ""
-    if disturbance(machine.other_cpu_share):
-        return "No change is advised: what each would bring is not known beside so much other work."
-    if machine.script_cpu_share is not None and machine.script_cpu_share >= _BUSY_SHARE:
-        return (
-            f"No change is advised: more workers would not help, for this script keeps the "
-            f"{quantity(machine.cpus, 'CPU')} {percent(machine.script_cpu_share)} busy."
-        )
-    return "No change is advised: none would surely bring more than today's rate."
+    name = stream.parts[0].name if stream.parts else ""
+    remedy = f"Try first, untested: {_REMEDIES[stage].format(name=name)}."
+    if machine.script_cpu_share is None or machine.script_cpu_share < _BUSY_SHARE:
+        return remedy
+    cpus, busy = quantity(machine.cpus, "CPU"), percent(machine.script_cpu_share)
+    return f"More workers would not help: the script keeps the {cpus} {busy} busy. {remedy}"
 
 
 def _explain_no_conclusion(settings: Mapping[str, Any], failed: bool) -> str:
@@ -300,13 +350,21 @@ def _explain_no_conclusion(settings: Mapping[str, Any], failed: bool) -> str:
 
 
 def _conditions(
-    machine: Mapping[str, str], settings: Mapping[str, Any], streams: Sequence[Stream]
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    streams: Sequence[Stream],
+    changes: Sequence[Change],
 ) -> list[str]:
     sentences = [f"{machine_line(machine, _VERSIONS)}."]
     if not streams:
         return sentences
     waits = "the device's idle time" if streams[0].on_device else "from asking for a batch to having it"
     sentences.append(f"Waits are {waits}; ranges are over parts of the run, without the first batches.")
+    if any(change.basis == Basis.BOUND for change in changes):
+        right, tried = BOUNDS_HELD
+        sentences.append(
+            f"'At least' is a bound: of {tried} such changes in the lab, {right} brought as much."
+        )
     if settings["interrupted"]:
         sentences.append("It was interrupted: this is what was seen until then.")
     elif settings["ended"]:
@@ -318,6 +376,7 @@ def _conditions(
 
 def _summarise(stream: Stream, streams: Sequence[Stream], machine: Machine) -> dict[str, Any]:
     """Summary of a stream for programs that read the file."""
+    stage = waiting.longest_stage(stream, streams, machine)
     return {
         "role": stream.role,
         "rank": stream.rank,
@@ -325,7 +384,8 @@ def _summarise(stream: Stream, streams: Sequence[Stream], machine: Machine) -> d
         "dataset": stream.info["dataset"],
         "images_per_s": stream.images_per_s,
         "wait_share": stream.wait_share.median,
-        "stage": waiting.longest_stage(stream, streams, machine) if waiting.is_waiting(stream) else "",
+        "stage": stage.value if stage is not None and waiting.is_waiting(stream) else "",
+        "parts": [{"stage": part.stage, "name": part.name, "seconds": part.seconds} for part in stream.parts],
     }
 
 
@@ -363,11 +423,15 @@ def _make_row(stream: Stream) -> Row:
 
 def _make_change_row(stream: Stream, change: Change) -> Row:
     today = exactly(stream.images_per_s)
-    empty_cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
+    cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
+    values = {"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)}
+    if change.basis == Basis.UNKNOWN:
+        cells |= {"images_per_s": "untested", "gain": ""}
+        values = {}
     return Row(
         name=f"with {change.kind.value}",
         key={"change": change.kind.value, "arguments": dict(change.arguments)},
-        values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
-        texts=empty_cells,
+        values=values,
+        texts=cells,
         paste=advise(stream, change),
     )

@@ -1,7 +1,8 @@
 """Timing of the batches of a script that `bench watch` started, in the script's own processes.
 
 The hook runs in the interpreter of the script, so it imports nothing of this project but `cpus.py`,
-`origin.py` and `transforms.py` beside it, and an error in here is written down and never reaches the script.
+`origin.py`, `parts.py` and `transforms.py` beside it, and an error in here is written down and never reaches
+the script.
 `inject/sitecustomize.py` calls `watch_module` when torch's DataLoader or a similar module has been imported;
 the hook then wraps the methods that make loaders, make iterators and give the next batch.
 
@@ -10,8 +11,7 @@ the hook then wraps the methods that make loaders, make iterators and give the n
                measured of one of them holds for all
     held       batches that the workers had in work are all collected, and then served one by one while the
                workers have nothing to do: so the training's steps are timed alone
-    probe      timing of the parts of a sample (reading, decoding, ...), on a few samples, in a process of its
-               own; the samples come from the dataset of a loader
+    probe      timing of the parts of a sample, in a process of its own, by `parts.py`
 
 Each process appends events, one JSON object a line, to a file of its own in the folder BENCH_WATCH, which
 `bench.watch.run` reads; in the same folder `run` leaves files that ask a process to hold batches or to probe.
@@ -36,7 +36,7 @@ Times are seconds of the monotonic clock; those that end in `_cpu_s` are CPU tim
     idle        batch, seconds          the device had nothing to do while that batch was fetched
     ahead                               another thread than the one that trains asks for batches
     alone                               no further batch will be held
-    parts       parts, quartiles, ...   seconds of a sample by part; or `failed`, why they could not be timed
+    parts       parts, or failed        what `parts.py` returned
     fault       text                    an error in the hook
 """
 
@@ -46,37 +46,20 @@ import functools
 import importlib
 import json
 import os
-import random
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 _FOLDER = os.environ.get("BENCH_WATCH", "")
 SERVED = ("usual", "held", "late")
 """Ways to serve a batch: as without the hook; held until no worker was busy; late, after a probe."""
-_PROBE_S, _PROBE_SAMPLES, _PROBE_LIMIT_S = 2.0, 64, 20.0
 _REQUEST_INTERVAL_S = 0.2  # between two looks for files that ask for more measurements
 _MAX_HOLDS, _MAX_HELD_STEPS = 3, 6  # no further batches are held after so many holds, or steps
-_PARTS = {
-    "PIL.ImageFile:ImageFile.load": "decode",
-    "PIL.Image:open": "decode",
-    "PIL.Image:Image.convert": "decode",
-    "PIL.Image:Image.resize": "resize",
-    "cv2:imread": "decode",
-    "cv2:imdecode": "decode",
-    "cv2:resize": "resize",
-    "simplejpeg:decode_jpeg": "decode",
-    "torchvision.io.image:decode_image": "decode",
-    "torchvision.io.image:decode_jpeg": "decode",
-    "torch.nn.functional:interpolate": "resize",
-}
-"""Part of a sample by 'module:function', for functions whose CPU time is measured where they are imported."""
 
 
 class _Log:
@@ -247,6 +230,10 @@ def _transforms_module() -> ModuleType:
     return importlib.import_module("bench_watch_transforms")
 
 
+def _parts_module() -> ModuleType:
+    return importlib.import_module("bench_watch_parts")
+
+
 def _note(table: dict[int, tuple[Any, Any]], subject: Any, value: Any) -> None:
     """Note a value for an object, until the object is gone."""
     key = id(subject)
@@ -411,33 +398,12 @@ def _can_hold(iterator: Any) -> bool:
     return type(iterator) is kind and not torch.cuda.is_initialized()
 
 
-@dataclass(frozen=True)
-class _ProbeInput:
-    """Properties of a loader that a probe needs.
-
-    Attributes:
-        dataset: dataset that gives the samples.
-        collate: function that makes a batch of samples.
-        batch_size: samples of a batch; 0 where a sample is a batch.
-        takes_lists: whether an index of the dataset is a list of sample indices.
-        workers: worker processes of the loader.
-        start: multiprocessing context; None: torch's default.
-    """
-
-    dataset: Any
-    collate: Callable[[Any], Any]
-    batch_size: int
-    takes_lists: bool
-    workers: int
-    start: Any
-
-
 class _Group:
     """Loaders that one line of the script makes for one dataset, and which measurements they still need.
 
     Attributes:
         number: number of the first loader's stream.
-        probe_input: input of a probe of the latest loader; None where it cannot be probed.
+        probe_input: `ProbeInput` of `parts.py` of the latest loader; None where it cannot be probed.
         requests: measurements that `bench.watch.run` has asked for: "hold", "probe".
         done: requests that are done.
         holds_left: how often batches may still be held.
@@ -446,7 +412,7 @@ class _Group:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.probe_input: _ProbeInput | None = None
+        self.probe_input: Any = None
         self.requests: set[str] = set()
         self.done: set[str] = set()
         self.holds_left, self.held_steps = _MAX_HOLDS, 0
@@ -585,7 +551,7 @@ class _Stream:
         self.group.done.add("probe")
         values: dict[str, Any] = {"failed": "that is done for DataLoaders alone"}
         if self.group.probe_input is not None:
-            values = _probe(self.group.probe_input)
+            values = _parts_module().probe(self.group.probe_input)
         _log.write("parts", stream=self.number, **values)
 
 
@@ -638,7 +604,6 @@ def _stream_of(loader: Any) -> _Stream | None:
         "batch_size": batch_size,
         "start": _start_method(loader.multiprocessing_context),
         "python": sys.executable,
-        "pillow": getattr(sys.modules.get("PIL"), "__version__", ""),
     }
     if is_fastai:
         samples_from, collate = _FastaiSamples(script_loader), script_loader.do_batch
@@ -651,8 +616,8 @@ def _stream_of(loader: Any) -> _Stream | None:
     if is_list or not is_fastai:
         start = loader.multiprocessing_context
         start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
-        stream.group.probe_input = _ProbeInput(
-            samples_from, collate, size, takes_lists, loader.num_workers, start
+        stream.group.probe_input = _parts_module().ProbeInput(
+            samples_from, collate, size, count_samples, takes_lists, loader.num_workers, start
         )
     _note(_stream_by_loader, script_loader, stream)
     return stream
@@ -781,155 +746,3 @@ def _probe_at_exit() -> None:
         return
     if not os.path.exists(os.path.join(_FOLDER, "done")):  # the script was ended
         max(streams, key=lambda stream: (stream.trained, stream.batches)).probe()
-
-
-def _probe(probe_input: _ProbeInput) -> dict[str, Any]:
-    """Time the parts of a few samples in a process of its own, so that nothing of the script changes."""
-    context = probe_input.start
-    if context is None:
-        torch = sys.modules["torch"]
-        context = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_run_probe, args=(send, probe_input), daemon=True)
-    process.start()
-    send.close()
-    try:
-        if not receive.poll(_PROBE_LIMIT_S):
-            return {"failed": f"gave no sample within {_PROBE_LIMIT_S:.0f} s"}
-        values: dict[str, Any] = receive.recv()
-        return values
-    except EOFError:
-        return {"failed": "its process died"}
-    finally:
-        process.kill()
-        process.join()
-
-
-def _run_probe(send: Any, probe_input: _ProbeInput) -> None:
-    """Time parts in this process, which was started for that, and send them."""
-    os.environ.pop("BENCH_WATCH", None)
-    try:
-        if probe_input.workers:  # workers collate batches in shared memory
-            worker: Any = sys.modules["torch.utils.data._utils.worker"]
-            info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=probe_input.dataset)
-            worker._worker_info = info
-        values = _time_parts(probe_input)
-        if not probe_input.workers:
-            values["parts"].pop("copy")
-        send.send(values)
-    except Exception as error:
-        send.send({"failed": f"{type(error).__name__}: {error}"[:500]})
-    os._exit(0)  # exit handlers of the script do not run a second time
-
-
-def _time_parts(probe_input: _ProbeInput) -> dict[str, Any]:
-    """Time the parts of a few samples, and collating and copying a batch; seconds are a sample's mean.
-
-    Parts are CPU time. Reading is the time of a sample beyond its CPU time and its wait for a CPU.
-    """
-    sys.modules["torch"].set_num_threads(1)  # workers of a DataLoader have one, too
-    clock = _PartClock()
-    samples, walls, cpus, reads = [], [], [], []
-    until_s = time.monotonic() + _PROBE_S
-    batch_size = probe_input.batch_size
-    for sample in _draw_samples(probe_input):
-        wall_s, cpu_s, queued_s = clock.lap()
-        samples.append(sample)
-        if len(samples) > 2:  # the first samples import modules and open files
-            walls.append(wall_s)
-            cpus.append(cpu_s)
-            reads.append(max(0.0, wall_s - cpu_s - queued_s))
-        else:
-            clock.seconds.clear()
-        if len(samples) >= _PROBE_SAMPLES or (len(samples) > 6 and time.monotonic() > until_s):
-            break
-        clock.lap()
-    count = max(1, len(cpus))
-    parts = {name: seconds / count for name, seconds in clock.seconds.items()}
-    python_s = sum(cpus) / count - sum(parts.values())
-    images = 1 if batch_size else count_samples(samples[-1])
-    per_item = {**parts, "python": max(0.0, python_s), "read": sum(reads) / count}
-    per_batch = {"collate": 0.0, "copy": 0.0}
-    batch = (samples * (batch_size // len(samples) + 1))[:batch_size] if batch_size else samples[-1]
-    with contextlib.suppress(Exception):
-        from multiprocessing.reduction import ForkingPickler
-
-        for _ in range(2):  # the first time allocates memory
-            clock.lap()
-            collated = probe_input.collate(batch)
-            per_batch["collate"] = clock.lap()[1]
-            pickled = ForkingPickler.dumps(collated)
-            per_batch["copy"] = clock.lap()[1]
-            del pickled
-    per_sample = {name: seconds / images for name, seconds in per_item.items()}
-    per_sample |= {name: seconds / (batch_size or images) for name, seconds in per_batch.items()}
-    spread = sorted(cpu_s + read_s for cpu_s, read_s in zip(cpus, reads, strict=True)) or [0.0]
-    quarter = len(spread) // 4
-    return {"parts": per_sample, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}
-
-
-def _draw_samples(probe_input: _ProbeInput) -> Iterator[Any]:
-    """Yield samples at random, or in the order of a dataset that can only be iterated."""
-    dataset = probe_input.dataset
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        yield from iter(dataset)
-        return
-    indices = random.Random(41).sample(range(len(dataset)), min(len(dataset), _PROBE_SAMPLES))
-    get_items = getattr(dataset, "__getitems__", None)
-    for index in indices:
-        if probe_input.takes_lists:
-            yield dataset[[index]]
-        elif callable(get_items):
-            yield get_items([index])[0]
-        else:
-            yield dataset[index]
-
-
-class _PartClock:
-    """Clock of the CPU time of the functions in _PARTS, each without that of the others that it calls."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._within: list[float] = []
-        self._last = (0.0, 0.0, 0.0)
-        for name, part in _PARTS.items():
-            module, _, path = name.partition(":")
-            if module in sys.modules:
-                self._wrap(sys.modules[module], path, part)
-        self.lap()
-
-    def lap(self) -> tuple[float, float, float]:
-        """Return the seconds since the last call: of the clock, of CPU time, and of waiting for a CPU."""
-        queued_s = 0.0
-        with contextlib.suppress(OSError, IndexError), open("/proc/thread-self/schedstat") as file:
-            queued_s = int(file.read().split()[1]) / 1e9
-        now = (time.monotonic(), time.process_time(), queued_s)
-        passed = tuple(after - before for before, after in zip(self._last, now, strict=True))
-        self._last = now
-        return passed  # type: ignore[return-value]
-
-    def _wrap(self, module: ModuleType, path: str, part: str) -> None:
-        names = path.split(".")
-        owner: Any = getattr(module, names[0], None) if len(names) > 1 else module
-        inner = getattr(owner, names[-1], None)
-        if inner is None:
-            return
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self._within.append(0.0)
-            begin_s = time.process_time()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                passed_s = time.process_time() - begin_s
-                self.seconds[part] = self.seconds.get(part, 0.0) + passed_s - self._within.pop()
-                if self._within:
-                    self._within[-1] += passed_s
-
-        if owner is not module:
-            setattr(owner, names[-1], timed)
-            return
-        for importer in list(sys.modules.values()):  # modules that imported the function by name, too
-            for name, value in list(getattr(importer, "__dict__", {}).items()):
-                if value is inner:
-                    setattr(importer, name, timed)

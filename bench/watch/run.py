@@ -342,8 +342,8 @@ class _Progress:
 
     @property
     def is_steady(self) -> bool:
-        """Whether a group that trains is beyond its first batches."""
-        return any(group.batches > group.skip and group.trained for group in self.groups.values())
+        """Whether a group is beyond its first batches."""
+        return any(group.batches > group.skip for group in self.groups.values())
 
     @property
     def is_enough(self) -> bool:

@@ -19,6 +19,7 @@ _FILES = {
     _HOOK: "hook.py",
     _CPUS: "cpus.py",
     "bench_watch_origin": "origin.py",
+    "bench_watch_parts": "parts.py",
     "bench_watch_transforms": "transforms.py",
 }
 _TIMED = (

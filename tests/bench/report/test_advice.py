@@ -1,6 +1,5 @@
 """Advice on a change: the argument by the name that it has where it is given."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -50,9 +49,3 @@ def test_loader_that_is_made_anew_cannot_keep_its_workers() -> None:
 @pytest.mark.parametrize(("start", "is_needed"), [("fork", False), ("spawn", True), ("forkserver", True)])
 def test_first_workers_need_a_guard_where_they_are_not_forked(start: str, is_needed: bool) -> None:
     assert ("__name__" in advice(start=start)) == is_needed
-
-
-def test_pillow_simd_is_installed_for_the_python_of_the_script() -> None:
-    command = advice(Change(ChangeKind.PILLOW_SIMD, RATE, Basis.PREDICTED), python="/envs/my own/bin/python")
-    assert command.count("'/envs/my own/bin/python' -m pip") == command.count(" -m pip") == 3
-    assert sys.executable not in command

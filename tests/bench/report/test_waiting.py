@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.report.change import Change, ChangeKind
+from bench.report.change import Basis, Change, ChangeKind
 from bench.report.stats import is_disturbed
 from bench.report.waiting import (
     FEWEST,
@@ -17,14 +17,20 @@ from bench.report.waiting import (
     VALIDATION,
     Event,
     Machine,
+    SamplePart,
     Stream,
     find_changes,
     find_streams,
     longest_stage,
+    make_parts,
     warm_up,
 )
 
-PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
+PARTS = [
+    {"stage": "read", "name": "", "seconds": 1e-3},
+    {"stage": "decode", "name": "Pillow", "seconds": 4e-3},
+    {"stage": "transform", "name": "RandomResizedCrop", "seconds": 1e-3},
+]
 IMAGES = 32
 ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
 QUIET = Machine(cpus=8, script_cpu_share=0.2, other_cpu_share=0.0)
@@ -101,7 +107,7 @@ class FakeScript:
 
     def time_parts(self, number: int) -> None:
         """Time the parts of a sample."""
-        self.events.append({"event": "parts", "stream": number, "parts": PARTS, "quartiles": [5e-3, 7e-3]})
+        self.events.append({"event": "parts", "stream": number, "parts": PARTS})
 
 
 def training(
@@ -213,7 +219,11 @@ def test_wait_on_a_device_is_its_idle_time() -> None:
 def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
     """Make a stream that waits for decoding, if nothing is changed."""
     (stream,) = find_streams([training([(0.3, 0.1)] * 40, workers=workers).events])
-    return replace(stream, **{"parts": {"decode": 0.4 * max(1, workers) / IMAGES}, **changes})
+    return replace(stream, **{"parts": parts(decode=0.4 * max(1, workers) / IMAGES), **changes})
+
+
+def parts(**seconds: float) -> tuple[SamplePart, ...]:
+    return make_parts((stage, "", value) for stage, value in seconds.items())
 
 
 def find_change(kind: str, stream: Stream, machine: Machine) -> Change:
@@ -222,19 +232,20 @@ def find_change(kind: str, stream: Stream, machine: Machine) -> Change:
 
 
 def stage_of(stream: Stream, machine: Machine = QUIET) -> str:
-    return longest_stage(stream, [stream], machine)
+    stage = longest_stage(stream, [stream], machine)
+    return "" if stage is None else stage.value
 
 
 def test_longest_stage_is_the_longest_part() -> None:
     assert stage_of(waiting_stream()) == "decode"
-    assert stage_of(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+    assert stage_of(waiting_stream(parts=parts(read=2.0, decode=1.0))) == "read"
 
 
 def test_longest_stage_is_unknown_where_samples_were_not_timed() -> None:
-    assert stage_of(waiting_stream(parts={})) == ""
+    assert stage_of(waiting_stream(parts=())) == ""
 
 
-FAST = {"decode": 0.01 / IMAGES}  # seconds of a sample: 0.01 of the 0.3 or more that a batch is waited for
+FAST = parts(decode=0.01 / IMAGES)  # seconds of a sample: 0.01 of the 0.3 or more that a batch is waited for
 BUSY = replace(QUIET, other_cpu_share=0.8)
 SPINNING = {"process_cpu_s": 0.7, "step_cpu_s": 0.1}  # 0.6 CPU seconds for a batch
 SLEEPING = {"process_cpu_s": 0.11, "step_cpu_s": 0.1}
@@ -253,11 +264,16 @@ SLEEPING = {"process_cpu_s": 0.11, "step_cpu_s": 0.1}
         (16, {"parts": FAST, **SLEEPING}, replace(BUSY, script_cpu_share=0.04), "others"),
         # a sampler that sleeps, a disk that is slow at first
         (0, {"parts": FAST, **SLEEPING}, QUIET, "unseen"),
-        (2, {"parts": {"read": 0.01 / IMAGES}, **SLEEPING}, replace(QUIET, script_cpu_share=0.04), "unseen"),
+        (
+            2,
+            {"parts": parts(read=0.01 / IMAGES), **SLEEPING},
+            replace(QUIET, script_cpu_share=0.04),
+            "unseen",
+        ),
         # what the parts explain
-        (0, {"parts": {"decode": 0.2 / IMAGES}, **SLEEPING}, BUSY, "decode"),
-        (16, {"parts": {"decode": 0.7 / IMAGES}, **SLEEPING}, Machine(2, 1.0, 0.0), "decode"),
-        (2, {"parts": {"read": 0.5 / IMAGES}, **SLEEPING}, QUIET, "read"),
+        (0, {"parts": parts(decode=0.2 / IMAGES), **SLEEPING}, BUSY, "decode"),
+        (16, {"parts": parts(decode=0.7 / IMAGES), **SLEEPING}, Machine(2, 1.0, 0.0), "decode"),
+        (2, {"parts": parts(read=0.5 / IMAGES), **SLEEPING}, QUIET, "read"),
     ],
 )
 def test_part_is_the_stage_only_where_parts_explain_the_wait(
@@ -271,7 +287,7 @@ def test_part_is_the_stage_only_where_parts_explain_the_wait(
 def test_beside_other_work_no_more_workers_than_cpus_compute(
     workers: int, cpus: int, other_cpu_share: float, script_cpu_share: float, sample_s: float
 ) -> None:
-    stream = waiting_stream(workers, parts={"python": sample_s}, **SLEEPING)
+    stream = waiting_stream(workers, parts=parts(python=sample_s), **SLEEPING)
     for change in find_changes(stream, [stream], Machine(cpus, script_cpu_share, other_cpu_share)):
         assert change.arguments.get("num_workers", 0) <= cpus
 
@@ -290,7 +306,7 @@ def test_longest_stage_is_the_start_that_takes_half_of_the_wait(
 
 
 def test_only_persistent_workers_save_the_starts_of_epochs() -> None:
-    script = training([(0.0, 0.1)] * 20, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
+    script = training([(0.0, 0.1)] * 20, epochs=4, making_s=3.0, workers=1)
     (restarting,) = find_streams([script.events])
     assert stage_of(restarting) == "workers"
     changes = find_changes(restarting, [restarting], QUIET)
@@ -320,25 +336,24 @@ def test_held_batches_and_those_after_them_are_not_counted() -> None:
 @given(
     st.integers(0, 8),
     st.integers(1, 32),
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 1.0),
+    st.one_of(st.none(), st.floats(0.0, 1.0)),
+    st.one_of(st.none(), st.floats(0.0, 1.0)),
     st.floats(0.01, 0.3),
 )
-def test_predicted_range_lies_between_the_rate_of_today_and_of_steps_alone(
+def test_change_is_bounded_between_today_and_no_waiting_or_is_untested(
     workers: int, cpus: int, script_cpu_share: float, other_cpu_share: float, alone_s: float
 ) -> None:
-    parts = {**PARTS, "resize": 4e-3}
-    stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1, parts=parts)
-    stream = replace(stream, info={**stream.info, "pillow": "12.0.0"})
+    stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1)
     machine = Machine(cpus, script_cpu_share, other_cpu_share)
     changes = find_changes(stream, [stream], machine)
-    # elsewhere the range may be too wide for any advice, or there may be no CPU for more workers
-    if cpus > 8 and workers == 0 and not is_disturbed(other_cpu_share):
-        assert {change.kind.value for change in changes} == {"workers", "pillow-simd"}
+    if cpus > 8 and workers == 0:
+        assert [change.kind for change in changes] == [ChangeKind.WORKERS]
     for change in changes:
-        rate = change.images_per_s
-        assert stream.images_per_s < rate.low <= rate.median <= rate.high
-        assert rate.high <= IMAGES / min(alone_s, stream.step_s) * 1.0001  # no more than without waiting
+        if change.basis == Basis.UNKNOWN:
+            assert changes == [change]
+        else:
+            assert not is_disturbed(other_cpu_share)
+            assert stream.images_per_s < change.images_per_s.low <= IMAGES / min(alone_s, stream.step_s)
 
 
 @ANY_TIME
@@ -357,21 +372,44 @@ def test_loading_shares_the_cpus_with_steps_on_all_of_them() -> None:
     change = find_change("workers", stream, machine)
     workers = change.arguments["num_workers"]
     assert workers == 4  # each loads a batch in 0.3 s, with one CPU
-    best_s, worst_s = (0.4 + 0.3) / 4, 0.1 + 0.3 / workers
-    assert change.images_per_s.median == pytest.approx(IMAGES / ((best_s + worst_s) / 2))
+    rate = IMAGES * 0.9  # steps may take longer when data comes otherwise
+    assert change.images_per_s.low == pytest.approx(rate / (0.1 + 0.3 / workers))
     beside_gpu = find_change("workers", replace(stream, step_cpu_s=0.0), machine)
-    assert beside_gpu.images_per_s.median == pytest.approx(IMAGES / 0.1)
+    assert beside_gpu.images_per_s.low == pytest.approx(rate / 0.1)
 
 
-def test_other_processes_widen_the_predicted_range() -> None:
-    stream = waiting_stream()
-    busy = Machine(8, 0.2, 0.5)
+def test_first_batch_of_an_epoch_is_not_read_ahead() -> None:
+    times = [(0.3, 0.1)] * 40
+    rates = []
+    for epochs in (1, 2):
+        (stream,) = find_streams([training(times, epochs=epochs).events])
+        stream = replace(stream, step_cpu_s=0.0)
+        rates.append(find_change("workers", stream, QUIET).images_per_s.low)
+    assert rates[1] < rates[0]
 
-    def width(machine: Machine) -> float:
-        rate = find_change("workers", stream, machine).images_per_s
-        return rate.high - rate.low
 
-    assert width(busy) > width(QUIET)
+@pytest.mark.parametrize(
+    ("changes", "machine"),
+    [
+        ({}, BUSY),
+        ({"parts": FAST, **SLEEPING}, QUIET),  # a sampler that sleeps
+        ({"parts": ()}, QUIET),
+    ],
+)
+def test_nothing_is_predicted_where_the_wait_is_not_explained(
+    changes: dict[str, Any], machine: Machine
+) -> None:
+    stream = waiting_stream(**changes)
+    (change,) = find_changes(stream, [stream], machine)
+    assert (change.kind, change.basis) == (ChangeKind.WORKERS, Basis.UNKNOWN)
+    assert change.images_per_s.low == 0
+
+
+def test_pinned_memory_is_tried_where_nothing_is_predicted() -> None:
+    # the CPUs have no time for more workers
+    stream = waiting_stream(4, on_device=True, step_cpu_s=0.0, process_cpu_s=0.0)
+    (change,) = find_changes(stream, [stream], Machine(4, 1.0, 0.0))
+    assert (change.kind, change.basis) == (ChangeKind.PIN_MEMORY, Basis.UNKNOWN)
 
 
 def test_reading_may_have_more_workers_than_cpus() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bench.report.result import Result, format_document, parse_document
-from bench.report.waiting import Event, find_streams
+from bench.report.waiting import Event, WaitCause, find_streams
 from bench.report.watch import make_result, stream_to_trial
-from tests.bench.report.test_waiting import training
+from tests.bench.report.test_waiting import FakeScript, training
 
 MACHINE = {"cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "date": "2026-01-01"}
 SETTINGS: dict[str, Any] = {
@@ -61,6 +61,13 @@ def test_slowest_rank_is_named_with_the_cost_of_all_ranks() -> None:
     [
         ([(0.0005, 0.1)] * 30, {}, "Change nothing"),
         (WAITING, {"other_cpu_share": 0.5}, "Other processes took 50% of the CPUs"),
+        (
+            WAITING,
+            {"other_cpu_share": 0.5},
+            "first change to try is below, untested: beside so much other work",
+        ),
+        (WAITING, {}, "It waits most for decoding by Pillow, which takes 67% of a sample."),
+        (WAITING, {}, "decoding by Pillow 67%, reading files 17%, RandomResizedCrop 17%."),
         (WAITING, {"exit_code": 1, "ended": False}, "ended with exit code 1 after 40 batches"),
         (WAITING[:9], {}, "Too few batches"),
     ],
@@ -73,12 +80,15 @@ def test_answer_says_what_follows_from_the_run(times: Any, settings: dict[str, A
     ("seconds", "expected"),
     [
         (0.001, "explains 11% of the wait. Most likely threads"),
-        (0.009, "It waits for decoding. Loading a sample"),
+        (0.009, "It waits most for Resize, which takes 100% of a sample. Loading a sample"),
     ],
 )
 def test_parts_are_the_cause_only_of_a_wait_that_they_explain(seconds: float, expected: str) -> None:
     script = training(WAITING)
-    script.events[-1] = {**script.events[-1], "parts": {"decode": seconds}}
+    script.events[-1] = {
+        **script.events[-1],
+        "parts": [{"stage": "transform", "name": "Resize", "seconds": seconds}],
+    }
     assert expected in text_of(result_of([script.events]))
 
 
@@ -91,3 +101,28 @@ def test_nothing_is_concluded_from_a_crash() -> None:
 def test_crash_before_the_first_batch_is_reported() -> None:
     result = result_of([], exit_code=3, ended=False, batches=0)
     assert text_of(result) == "The script ended with exit code 3 before it asked for a batch."
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("script_cpu_share", [None, 0.99])
+@pytest.mark.parametrize("other_cpu_share", [None, 0.0, 0.8])
+@pytest.mark.parametrize("stage", [*WaitCause][:6])
+@pytest.mark.parametrize("wait_s", [0.1, 0.9])
+def test_script_that_waits_is_told_what_to_try_first(
+    trains: bool,
+    script_cpu_share: float | None,
+    other_cpu_share: float | None,
+    stage: WaitCause,
+    wait_s: float,
+) -> None:
+    script = FakeScript(workers=2)
+    number = script.loader()
+    script.epoch(number, [(wait_s, 0.1)] * 40, trains=trains)
+    script.time_parts(number)
+    script.events[-1] = {**script.events[-1], "parts": [{"stage": stage, "name": "Crop", "seconds": 1.0}]}
+    result = result_of(
+        [script.events], script_cpu_share=script_cpu_share, other_cpu_share=other_cpu_share, cpus=2
+    )
+    changes = [row for row in result.rows if "change" in row.key]
+    assert changes or "Try first, untested: " in text_of(result)
+    assert "No change is advised" not in text_of(result)

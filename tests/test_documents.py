@@ -79,7 +79,7 @@ def test_the_readme_repeats_figures_of_the_page_of_results() -> None:
     table = readme[readme.index("| loader, images/s |") :].partition("\n\n")[0]
     assert table in page
     number, verdict = r"([+-]\d\.\d+)", "(within noise|as good|worse|better)"
-    difference = re.compile(rf"{number} \({number}\sto\s{number}\),\s{verdict}")
+    difference = re.compile(rf"{number} \({number}\s+to\s+{number}\),\s+{verdict}")
     measured = {
         (*(f"{float(value):+.1f}" for value in values), conclusion)
         for *values, conclusion in difference.findall(page)

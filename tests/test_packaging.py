@@ -95,9 +95,11 @@ def test_make_names_the_commands_that_repair_pillow_simd(lost: str, packages: st
 
 def install(wheel: str, folder: Path) -> tuple[Path, dict[str, str]]:
     """Install a wheel into a fresh environment; return its `bin`, and the variables to run it with."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([folder / "bin/python", "-m", "pip", "install", "--quiet", wheel], check=True)
+    # what PYTHONPATH shows would count as installed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = [folder / "bin/python", "-m", "pip", "install", "--quiet", wheel]
+    subprocess.run(install, env=environment, check=True)
     return folder / "bin", environment
 
 
@@ -106,7 +108,9 @@ def install(wheel: str, folder: Path) -> tuple[Path, dict[str, str]]:
 def test_core_alone_installs_without_torch_and_converts(wheel: Path, raw_tree: Path, tmp_path: Path) -> None:
     programs, environment = install(str(wheel), tmp_path / "venv")
     freeze = [str(programs / "python"), "-m", "pip", "freeze"]
-    packages = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout.lower()
+    packages = subprocess.run(
+        freeze, env=environment, capture_output=True, text=True, check=True
+    ).stdout.lower()
     assert not re.search(r"torch|plotly|^webdataset|opencv|dali", packages, re.MULTILINE)
     for form in FORMATS:
         command = [programs / "precache", "convert", raw_tree, tmp_path / form, "--format", form]

@@ -127,6 +127,11 @@ def write_ffcv(pictures: PictureDataset, folder: Path, workers: int) -> None:
     _write_beton(pictures, folder, workers, write_mode="raw")
 
 
+def write_ffcv_whole(pictures: PictureDataset, folder: Path, workers: int) -> None:
+    """Write a `.beton` file of raw pixels, whole pictures of at most 500 pixels a side."""
+    _write_beton(pictures, folder, workers, write_mode="raw", max_resolution=500)
+
+
 def write_ffcv_imagenet(pictures: PictureDataset, folder: Path, workers: int) -> None:
     """Write a `.beton` file of at most 500 pixels a side, half of the pictures as JPEG.
 
@@ -294,7 +299,7 @@ class Peer:
     """A loader of another library.
 
     Attributes:
-        title: its name, as a row of a table, and what it serves other than centre crops.
+        title: its name, as a row of a table, and what it serves other than random crops of whole pictures.
         package: name for pip; its version is printed with the figures.
         modules: modules to import before the time is taken.
         serve: opens the loader, and returns a function that starts an epoch.
@@ -314,14 +319,14 @@ class Peer:
 
 PEERS = {
     "webdataset": Peer(
-        title="WebDataset library, Pillow",
+        title="WebDataset library, squares, centre crops",
         package="webdataset",
         modules=("webdataset", "PIL.Image"),
         serve=serve_webdataset,
         reads="webdataset",
     ),
     "ffcv": Peer(
-        title="FFCV",
+        title="FFCV, squares, centre crops",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv,
@@ -329,14 +334,23 @@ PEERS = {
         write=write_ffcv,
     ),
     "ffcv-crops": Peer(
-        title="FFCV, random crops",
+        title="FFCV",
+        package="ffcv",
+        modules=("ffcv",),
+        serve=serve_ffcv_crops,
+        reads="ffcv-crops",
+        write=write_ffcv_whole,
+        whole=True,
+    ),
+    "ffcv-square-crops": Peer(
+        title="FFCV, squares",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
         reads="ffcv",
     ),
     "ffcv-imagenet": Peer(
-        title="FFCV, random crops of photographs",
+        title="FFCV, photographs",
         package="ffcv",
         modules=("ffcv",),
         serve=serve_ffcv_crops,
@@ -345,7 +359,7 @@ PEERS = {
         whole=True,
     ),
     "litdata": Peer(
-        title="LitData",
+        title="LitData, squares, centre crops",
         package="litdata",
         modules=("litdata",),
         serve=serve_litdata,
@@ -353,7 +367,7 @@ PEERS = {
         write=write_litdata,
     ),
     "mds": Peer(
-        title="MosaicML Streaming",
+        title="MosaicML Streaming, squares, centre crops",
         package="mosaicml-streaming",
         modules=("streaming",),
         serve=serve_mds,

@@ -2,10 +2,10 @@
 
     python -m bench.lab.peers TREE [--peer-python PEERS/bin/python] [--all]
 
-Pictures of TREE become squares of 256 pixels, for all libraries. `--all` adds other libraries, random crops,
-what disk and CPUs can do at most, and photographs as large as ImageNet's, which are made, and stored as each
-library's own documentation has it: `shards` as converted by default, FFCV at most 500 pixels, half of them as
-JPEG.
+It serves random crops, as a training does, of what README's commands make of TREE: whole pictures, as
+converted by default. FFCV's are whole, too, at most 500 pixels a side. `--all` adds other libraries, squares
+of 256 pixels, centre crops, what disk and CPUs can do at most, and photographs as large as ImageNet's, which
+are made, and stored as each library's own documentation has it: FFCV's at most 500 pixels, half of them JPEG.
 
 All loaders are timed alike: each opens its data in a new process, and an epoch counts from the start of its
 iteration to its last batch. So a first epoch has all that happens once: workers start, FFCV compiles,
@@ -54,6 +54,7 @@ from precache.storage.staging import temporary_folder
 
 _STORED_SIDE, _SIZE = 256, 224  # pixels
 _LATER_EPOCHS = 2
+_README_PEER, _PHOTOGRAPHS = "ffcv-crops", "ffcv-imagenet"
 _SQUARES, _JPEGS = "decoded squares", "JPEG squares in tars"
 _COLD_SHARE = 0.01  # of the bytes may be in memory when an epoch from the disk begins
 _COLUMNS = (
@@ -73,14 +74,12 @@ class _Row:
         reads: what the files that it reads hold.
         path: the folder of these files.
         run: measures its figures once.
-        in_readme: whether README has the row.
     """
 
     title: str
     reads: str
     path: Path
     run: harness.Run
-    in_readme: bool = False
 
 
 def run_libraries(python: str, *words: object) -> tuple[float, dict[str, Any]]:
@@ -98,10 +97,12 @@ def run_libraries(python: str, *words: object) -> tuple[float, dict[str, Any]]:
 
 def find_libraries(python: str, names: Iterable[str] = PEERS) -> dict[str, str]:
     """Return each peer's library and version, where this Python has it; print why another is left out."""
-    versions = {}
+    versions: dict[str, str] = {}
     for name in names:
+        # some libraries take seconds to import
+        same = [version for other, version in versions.items() if PEERS[other].package == PEERS[name].package]
         try:
-            versions[name] = run_libraries(python, "version", name)[1]["version"]
+            versions[name] = same[0] if same else run_libraries(python, "version", name)[1]["version"]
         except WorkerError as error:
             click.echo(f"skipped {name}: {error}", err=True)
     return versions
@@ -221,15 +222,16 @@ def copy_alone(path: Path, batch_size: int, workers: int) -> dict[str, float]:
     return {"warm": rates[0], "later": float(np.median(rates[1:]))}
 
 
-def own_rows(data: Mapping[str, Path], batch_size: int, workers: int) -> list[_Row]:
-    """Return the rows of torchvision's loader, of this project's, and of what limits those."""
-    tree, squares, jpegs = data["tree"], data["squares"], data["jpegs"]
+def run_of_build(path: Path, batch_size: int, workers: int, **settings: Any) -> harness.Run:
+    """Return the run of `loaders.build` over `path`, which serves uint8 on the CPU."""
+    settings = {"size": _SIZE, "batch_size": batch_size, "dtype": "uint8", "device": "cpu", **settings}
+    opened = partial(loaders.build, path, reading=loaders.Reading(workers=workers), **settings)
+    return partial(take_epochs, path, partial(run_in_process, time_epochs, opened))
 
-    def run_of_build(path: Path, **settings: Any) -> harness.Run:
-        settings = {"reading": loaders.Reading(workers=workers), "device": "cpu", **settings}
-        opened = partial(loaders.build, path, size=_SIZE, batch_size=batch_size, dtype="uint8", **settings)
-        return lambda: take_epochs(path, partial(run_in_process, time_epochs, opened))
 
+def readme_rows(data: Mapping[str, Path], batch_size: int, workers: int) -> list[_Row]:
+    """Return the rows of torchvision's loader and of this project's, with random crops."""
+    tree, jpegs, whole = data["tree"], data["jpegs"], data["whole"]
     imagefolder = partial(
         ImageFolderLoader,
         tree,
@@ -237,28 +239,37 @@ def own_rows(data: Mapping[str, Path], batch_size: int, workers: int) -> list[_R
         size=_SIZE,
         workers=workers,
         device=torch.device("cpu"),
-        augment="eval",
+        augment="train",
         shuffle=True,
     )
     run_imagefolder = partial(take_epochs, tree, partial(run_in_process, time_epochs, imagefolder))
-    samples = len(open_split(squares, "train"))
+    crops = partial(run_of_build, batch_size=batch_size, workers=workers, augment="train")
+    return [
+        _Row("torchvision's `ImageFolder`", "the pictures", tree, run_imagefolder),
+        _Row("`build`, the tree", "the pictures", tree, crops(tree)),
+        _Row("`build`, `webdataset`", "JPEGs in tars", jpegs, crops(jpegs)),
+        _Row("`build`, `shards`", "decoded pictures", whole, crops(whole)),
+    ]
+
+
+def further_rows(data: Mapping[str, Path], batch_size: int, workers: int) -> list[_Row]:
+    """Return the rows of this project over squares and photographs, and of what limits them."""
+    squares, jpegs, photographs = data["squares"], data["webdataset"], data["photographs"]
+    middle = partial(run_of_build, batch_size=batch_size, workers=workers)
+    crops = partial(middle, augment="train")
+    disk = partial(read_disk, squares, len(open_split(squares, "train")), 4)
     copied = partial(copy_alone, squares, batch_size, workers)
-    rows = [
-        _Row("torchvision's `ImageFolder`", "the pictures", tree, run_imagefolder, in_readme=True),
-        _Row("`build`, the tree", "the pictures", tree, run_of_build(tree), in_readme=True),
-        _Row("`build`, `webdataset`", _JPEGS, jpegs, run_of_build(jpegs), in_readme=True),
-        _Row("`build`, `shards`", _SQUARES, squares, run_of_build(squares), in_readme=True),
-        _Row("`build`, `shards`, windows", _SQUARES, squares, run_of_build(squares, shuffle="window")),
-        _Row("`build`, `shards`, random crops", _SQUARES, squares, run_of_build(squares, augment="train")),
-        _Row("the disk alone", _SQUARES, squares, partial(read_disk, squares, samples, 4)),
+    windows = middle(squares, shuffle="window")
+    return [
+        _Row("`build`, `shards`, photographs", "decoded photographs", photographs, crops(photographs)),
+        _Row("`build`, `shards`, squares", _SQUARES, squares, crops(squares)),
+        _Row("`build`, `shards`, squares, centre crops", _SQUARES, squares, middle(squares)),
+        _Row("`build`, `shards`, squares, centre crops, windows", _SQUARES, squares, windows),
+        _Row("`build`, `webdataset`, squares, centre crops", _JPEGS, jpegs, middle(jpegs)),
+        _Row("the disk alone", _SQUARES, squares, disk),
         _Row("threads that copy, and compare, alone", _SQUARES, squares, copied),
         _Row("threads that decode, alone", _JPEGS, jpegs, partial(decode_alone, jpegs, workers)),
     ]
-    if "whole" in data:
-        run = run_of_build(data["whole"], augment="train")
-        title = "`build`, `shards`, random crops of photographs"
-        rows.append(_Row(title, "decoded photographs", data["whole"], run))
-    return rows
 
 
 def peer_rows(
@@ -282,9 +293,11 @@ def peer_rows(
     rows = []
     for name in names:
         peer = PEERS[name]
-        path = data["jpegs" if peer.reads in FORMATS else peer.reads]
-        reads = _JPEGS if peer.reads in FORMATS else "photographs, half as JPEG" if peer.whole else _SQUARES
-        rows.append(_Row(peer.title, reads, path, run_of(name, path), in_readme=name == "ffcv"))
+        path = data[peer.reads]
+        reads = _JPEGS if peer.reads in FORMATS else _SQUARES
+        if peer.whole:
+            reads = "photographs, half as JPEG" if name == _PHOTOGRAPHS else "decoded pictures"
+        rows.append(_Row(peer.title, reads, path, run_of(name, path)))
     return rows
 
 
@@ -298,7 +311,9 @@ def stored_gb(path: Path) -> float:
 @click.option(
     "--peer-python", default=sys.executable, help="Python that has the libraries.  [default: this one]"
 )
-@click.option("--all", "all_rows", is_flag=True, help="Other libraries, crops, limits and photographs, too.")
+@click.option(
+    "--all", "all_rows", is_flag=True, help="Other libraries, squares, limits and photographs, too."
+)
 @click.option("--photographs", default=3000, show_default=True, help="Photographs that --all makes.")
 @click.option("--batch-size", default=128, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="Threads or processes of each loader.")
@@ -313,33 +328,39 @@ def command(
     repeats: int,
 ) -> None:
     """Print images/s of first and later epochs of each loader: the table of README."""
-    versions = find_libraries(peer_python, PEERS if all_rows else ["ffcv"])
+    versions = find_libraries(peer_python, PEERS if all_rows else [_README_PEER])
+    squares = partial(Recipe, fit="crop", size=_STORED_SIDE, resample="bilinear")
     with temporary_folder() as folder:
-        data = {"tree": tree, "squares": folder / "squares", "jpegs": folder / "jpegs"}
-        for target, format_name in (("squares", "shards"), ("jpegs", "webdataset")):
-            recipe = Recipe(format=format_name, fit="crop", size=_STORED_SIDE, resample="bilinear")
-            convert(tree, data[target], recipe)
+        sources = {"jpegs": (tree, Recipe(format="webdataset")), "whole": (tree, Recipe(format="shards"))}
         if all_rows:
-            make_sample(folder / "photographs", images=photographs, classes=16, seed=0, like="imagenet")
-            data["whole"] = folder / "whole"
-            convert(folder / "photographs", data["whole"], Recipe(format="shards"))
+            made = folder / "made"
+            make_sample(made, images=photographs, classes=16, seed=0, like="imagenet")
+            sources["photographs"] = made, Recipe(format="shards")
+            sources["squares"] = tree, squares(format="shards")
+            sources["webdataset"] = tree, squares(format="webdataset")
+        data = {"tree": tree}
+        for name, (source, recipe) in sources.items():
+            data[name] = folder / name
+            convert(source, data[name], recipe)
         for name in dict.fromkeys(PEERS[name].reads for name in versions):
             if name not in FORMATS:
-                source, size = (folder / "photographs", 0) if PEERS[name].whole else (tree, _STORED_SIDE)
+                source = made if name == _PHOTOGRAPHS else tree
                 data[name] = folder / name
+                size = 0 if PEERS[name].whole else _STORED_SIDE
                 write_pictures(name, scan_tree(source), data[name], size, workers, peer_python)
-        rows = own_rows(data, batch_size, workers) + peer_rows(
-            versions, data, batch_size, workers, peer_python
-        )
-        rows = sorted((row for row in rows if all_rows or row.in_readme), key=lambda row: not row.in_readme)
+        others = partial(peer_rows, data=data, batch_size=batch_size, workers=workers, python=peer_python)
+        rows = readme_rows(data, batch_size, workers) + others(versions.keys() & {_README_PEER})
+        if all_rows:
+            rows += further_rows(data, batch_size, workers)
+            rows += others([name for name in versions if name != _README_PEER])
         turns = harness.take_turns({row.title: row.run for row in rows}, repeats)
         reads = [f"{row.reads}, {stored_gb(row.path):.2f} GB" for row in rows]
     cells = zip(reads, turns.rows(_COLUMNS), strict=True)
     table = Table(_TITLES, [[title, read, *figures] for read, (title, *figures) in cells])
+    further = f", squares of {_STORED_SIDE} pixels, {photographs:,} photographs" if all_rows else ""
     settings = (
-        f"{len(scan_tree(tree).samples):,} pictures; squares of {_STORED_SIDE} pixels"
-        f"{f', {photographs:,} photographs' if all_rows else ''}, served at {_SIZE}; batches of "
-        f"{batch_size}, {workers} workers; {', '.join(dict.fromkeys(versions.values()))}"
+        f"{len(scan_tree(tree).samples):,} pictures{further}, served at {_SIZE}; batches of {batch_size}, "
+        f"{workers} workers; {', '.join(dict.fromkeys(versions.values()))}"
     )
     harness.show(table, turns, settings, ("torch", "pillow", "simplejpeg", "xxhash"))
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,12 +87,20 @@ _CASES = (
 )
 
 
-def run_watch(*words: object) -> Result:
-    """Run `bench watch` with these words, and return its result; WorkerError where it finds no training."""
+def run_watch(
+    *words: object, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Result:
+    """Run `bench watch`, and return its result; WorkerError where it finds no training.
+
+    Args:
+        words: words behind `bench watch`.
+        launcher: words before it.
+        environment: further variables.
+    """
     root = str(Path(bench.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": root}
+    environment = {**os.environ, "PYTHONPATH": root, **(environment or {})}
     environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    command = [sys.executable, "-m", "bench", "watch", "--json", "-", *map(str, words)]
+    command = [*launcher, sys.executable, "-m", "bench", "watch", "--json", "-", *map(str, words)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     start = process.stdout.find("{\n")  # the script prints before it
     if start < 0:

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import conversion, libraries, listing, object_storage, peers, stored_sizes, watch
+from bench.lab import conversion, launching, libraries, listing, object_storage, peers, stored_sizes, watch
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import Recipe, convert
@@ -115,6 +115,13 @@ def test_listing_compares_loaders_and_convert_with_imagefolder(raw_tree: Path) -
     cells = print_table(listing.command, raw_tree, "--repeats", 1)
     assert list(cells) == ["torchvision's ImageFolder", "loaders.build", "precache convert"]
     assert cells["torchvision's ImageFolder"][1] == "1.00"
+
+
+def test_launching_counts_the_operations_of_a_step() -> None:
+    for total, *parts in print_table(launching.command, "--count").values():
+        called, autograd = (int(part.replace(",", "")) for part in parts)
+        assert int(total.replace(",", "")) == called + autograd
+        assert called > 161, "ResNet-50 has as many weights"
 
 
 def test_stored_sizes_finds_more_distance_in_smaller_pictures(raw_tree: Path, tmp_path: Path) -> None:

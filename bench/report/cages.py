@@ -10,7 +10,8 @@ FEW        the script began with fewer CPUs than the machine has, or has a quota
 =========  ====================================================================================
 
 PINNED and FEW are named only if the script waits for batches, and its workers wait for a CPU for a fifth of
-the time, where that is known: workers that wait for files need no CPUs.
+the time, where that is known: workers that wait for files need no CPUs. Half of the share of the CPUs that
+other processes take is added to that fifth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ class ScriptCpus:
         variables: variables of the environment that limit CPUs.
         quota_cpus: CPUs of the smallest quota; None without one.
         throttled_share: share of the periods of a quota in which it was used up; None where not known.
+        other_cpu_share: share of the CPUs that other processes take; None where not known.
     """
 
     ranks: int
@@ -77,6 +79,7 @@ class ScriptCpus:
     variables: Mapping[str, str]
     quota_cpus: float | None
     throttled_share: float | None
+    other_cpu_share: float | None
 
 
 def find_cage(stream: Stream, streams: Sequence[Stream], settings: Mapping[str, Any]) -> CageFinding | None:
@@ -85,7 +88,7 @@ def find_cage(stream: Stream, streams: Sequence[Stream], settings: Mapping[str, 
     Args:
         stream: stream that waits.
         streams: all streams, because ranks share the CPUs.
-        settings: of the result: `quota_cpus` and `throttled_share`, as in `ScriptCpus`.
+        settings: of the result: `quota_cpus`, `throttled_share` and `other_cpu_share`, as in `ScriptCpus`.
     """
     events = [other.info["cpus"] for other in streams if other.role == stream.role and "cpus" in other.info]
     if not events:
@@ -103,6 +106,7 @@ def find_cage(stream: Stream, streams: Sequence[Stream], settings: Mapping[str, 
         variables=events[0]["variables"],
         quota_cpus=settings["quota_cpus"],
         throttled_share=settings["throttled_share"],
+        other_cpu_share=settings["other_cpu_share"],
     )
     return judge(cpus, is_waiting=is_waiting(stream) and not stream.ahead)
 
@@ -112,7 +116,8 @@ def judge(cpus: ScriptCpus, *, is_waiting: bool) -> CageFinding | None:
     limit = min(len(cpus.start) or cpus.machine, cpus.quota_cpus or cpus.machine)
     if (cpus.throttled_share or 0.0) >= _MIN_THROTTLED_SHARE:
         return CageFinding(Cage.THROTTLED, max(1, int(limit)), _explain_throttling(cpus))
-    is_queued = cpus.queued_share is None or cpus.queued_share >= _MIN_QUEUED_SHARE
+    least_share = _MIN_QUEUED_SHARE + (cpus.other_cpu_share or 0.0) / 2
+    is_queued = cpus.queued_share is None or cpus.queued_share >= least_share
     if not is_waiting or not is_queued or not cpus.start:
         return None
     workers = cpus.workers * cpus.ranks

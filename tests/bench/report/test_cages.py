@@ -16,6 +16,7 @@ def script(workers: int = 16, start: Iterable[int] = range(MACHINE), **values: A
     """Return the CPUs of a script whose workers wait for a CPU half of the time."""
     settings: dict[str, Any] = {"own": frozenset(start), "of_workers": frozenset(start), "queued_share": 0.5}
     settings |= {"ranks": 1, "variables": {}, "quota_cpus": None, "throttled_share": None, "machine": MACHINE}
+    settings["other_cpu_share"] = 0.1
     return ScriptCpus(workers=workers, start=frozenset(start), **{**settings, **values})
 
 
@@ -80,6 +81,7 @@ FREE = {
     "few CPUs, and workers that wait for files": script(start=TWO, queued_share=0.01),
     "pinned workers that wait for files": script(of_workers=ONE, queued_share=0.1),
     "one pinned worker with the training elsewhere": script(7, range(8), of_workers=range(1, 8)),
+    "workers that wait for files beside other work": script(start=TWO, queued_share=0.4, other_cpu_share=0.9),
     "a quota of all CPUs": script(quota_cpus=64.0, throttled_share=0.0),
     "a quota that is hardly used up": script(quota_cpus=40.0, throttled_share=0.02),
     "ranks that Slurm binds": script(7, range(64), ranks=8, variables=SLURM),

@@ -313,7 +313,7 @@ def check_exit() -> None:
 
 
 def stop_check() -> Callable[[], None]:
-    """Return a function that raises Ending, in any thread, once what the caller reads is not needed any more."""
+    """Return a function that raises Ending, in any thread, once nobody needs what the caller reads."""
     caller = threading.current_thread()
     tasks, reading = (caller.tasks, caller.reading) if isinstance(caller, PoolThread) else (None, None)
 

@@ -41,7 +41,7 @@ def test_prefetch_keeps_the_order_and_its_depth() -> None:
 
 
 def test_one_thread_reads_one_source_after_the_other() -> None:
-    """What is read of a source that was left is not served, the source is told so, and is closed before the next."""
+    """What was read of a source is not served once another is set; it is closed before that one begins."""
     events: list[str] = []
 
     def source(name: str, first: int) -> Iterator[int]:

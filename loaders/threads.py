@@ -212,9 +212,7 @@ class _Reading:
         try:
             self.results.put(_Ahead(next(self._source)))
         except BaseException as error:
-            self.results.put(
-                _Ahead(error=open_files_error(error, getattr(error, "filename", None)) or error)
-            )
+            self.results.put(_Ahead(error=open_files_error(error, getattr(error, "filename", None)) or error))
 
     def end(self) -> None:
         """Close the iterator, and end whoever waits for its next element."""

@@ -70,14 +70,14 @@ class BlockReader:
                 f"cannot be read ({os_reason(error)})", path=shard.path, remedy=shard_remedy(shard.path)
             ) from error
 
-    def bring(self, request: Request) -> None:
+    def fetch(self, request: Request) -> None:
         """Queue the blocks of a request, in the first epoch; none if the first ones of all are cached."""
         if self._samples_to_request > 0:
             self._samples_to_request -= len(request.positions)
             self._request_blocks(request)
 
-    def has_room(self, waiting: Sequence[Request]) -> bool:
-        """Whether to go on with a request after those in `waiting`."""
+    def may_fetch_after(self, waiting: Sequence[Request]) -> bool:
+        """Whether to fetch for a request after those in `waiting`, too."""
         return len(waiting) < _REQUESTS_AHEAD
 
     def close(self) -> None:

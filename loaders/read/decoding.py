@@ -161,7 +161,7 @@ class EncodedPictures:
                 yield request, pictures
 
     def _read_whole(self, requests: Iterator[Request]) -> Iterator[EncodedBatch]:
-        shards = OpenShards(self._data, self._window_shards, self._open, lambda samples: None)
+        shards = OpenShards.in_windows(self._data, self._window_shards, self._open, lambda samples: None)
         with closing(shards):
             for request, rows in shards.read(requests):
                 yield request, self._compare(request, [samples[row] for samples, row in rows])

@@ -1,4 +1,4 @@
-"""Open the shards of later requests, and bring their bytes near: all that disk and network do ahead."""
+"""Open the shards of later requests, and fetch their bytes: all that disk and network do ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,37 +36,29 @@ class _Located:
 class OpenShards(Generic[T]):
     """The open shards of a split: those of requests that were yielded, and of some after them.
 
-    A thread opens the shards of later requests: as far ahead as `window_shards` shards hold samples, and at
-    most two windows of shards (a rank takes only some samples of each shard, so those samples may lie in more
-    shards). Read in the order of windows, each shard is opened once an epoch, and at most two windows of
-    shards are open.
-
     Args:
-        max_open: for a full shuffle: open nothing ahead, and keep up to so many shards open. 0: by windows.
-        max_samples: for a full shuffle: how many samples ahead shards at a URL are fetched.
-        near: reads blocks of local shards ahead of the opening, if any does.
+        fetcher: fetches what later requests need, before their shards are opened.
+        samples_ahead: how many samples ahead shards are opened; 0: none before its request is the next.
+        shards_ahead: how many shards may be open or opened for that.
+        max_open: how many shards stay open for later requests, although none that is known needs them.
     """
 
     def __init__(
         self,
         data: SplitData,
-        window_shards: int,
         open_shard: Callable[[int], T],
         close_shard: Callable[[T], None],
+        fetcher: "BlockReader | ShardFetcher | None" = None,
         *,
+        samples_ahead: int = 0,
+        shards_ahead: int = 0,
         max_open: int = 0,
-        max_samples: int = 0,
-        near: BlockReader | None = None,
     ) -> None:
         self._data = data
         self._open_shard, self._close_shard = open_shard, close_shard
-        self._max_open, self._max_wanted = max_open, 2 * window_shards
-        self._max_samples = 0 if max_open else int(np.sort(data.shard_samples)[-window_shards:].sum())
-        self._near: BlockReader | ShardFetcher | None = near
-        self._fetcher: ShardFetcher | None = None
-        if data.download_cache is not None:
-            max_fetched = max_open or data.max_shards_ahead(window_shards)
-            self._near = self._fetcher = ShardFetcher(data, max_fetched, self._max_samples or max_samples)
+        self._fetcher = fetcher
+        self._shard_fetcher = fetcher if isinstance(fetcher, ShardFetcher) else None
+        self._samples_ahead, self._shards_ahead, self._max_open = samples_ahead, shards_ahead, max_open
         self._waiting: deque[Request] = deque()  # taken, but their shards are not being opened yet
         self._pending: deque[_Located] = deque()
         # Shard that is open or being opened -> how many requests need it that were not yielded, or just now.
@@ -75,6 +67,48 @@ class OpenShards(Generic[T]):
         self._opening: dict[int, Future[T]] = {}
         self._opened: dict[int, T] = {}  # the least recently used first
         self._pool = Pool(1, "read-shard")
+
+    @classmethod
+    def in_windows(
+        cls,
+        data: SplitData,
+        window_shards: int,
+        open_shard: Callable[[int], T],
+        close_shard: Callable[[T], None],
+    ) -> "OpenShards[T]":
+        """Open the shards of requests in the order of windows ahead, each once an epoch, in a thread.
+
+        It opens as far ahead as `window_shards` shards hold samples, and at most two windows of shards are
+        open: a rank takes only some samples of each shard, so those samples may lie in more shards.
+        """
+        samples_ahead = int(np.sort(data.shard_samples)[-window_shards:].sum())
+        fetcher = None
+        if data.download_cache is not None:
+            fetcher = ShardFetcher(data, data.max_shards_ahead(window_shards), samples_ahead)
+        shards_ahead = 2 * window_shards
+        return cls(
+            data, open_shard, close_shard, fetcher, samples_ahead=samples_ahead, shards_ahead=shards_ahead
+        )
+
+    @classmethod
+    def at_random(
+        cls,
+        data: SplitData,
+        max_open: int,
+        open_shard: Callable[[int], T],
+        close_shard: Callable[[T], None],
+        *,
+        fetch_samples: int,
+        blocks: BlockReader | None = None,
+    ) -> "OpenShards[T]":
+        """Open no shard of a full shuffle ahead, and keep up to `max_open` shards open.
+
+        Args:
+            fetch_samples: how many samples ahead shards at a URL are fetched.
+            blocks: reads blocks of local shards ahead, if any does.
+        """
+        fetcher = blocks if data.download_cache is None else ShardFetcher(data, max_open, fetch_samples)
+        return cls(data, open_shard, close_shard, fetcher, max_open=max_open)
 
     def read(self, requests: Iterator[Request]) -> Iterator[tuple[Request, list[tuple[T, int]]]]:
         """Yield each request with the open shard of each sample, and the sample's row in it.
@@ -98,8 +132,8 @@ class OpenShards(Generic[T]):
 
     def close(self) -> None:
         """End the threads, and close all shards; whoever reads from them must have ended."""
-        if self._fetcher is not None:
-            self._fetcher.close()
+        if self._shard_fetcher is not None:
+            self._shard_fetcher.close()
         self._pool.close()
         for future in self._opening.values():
             if not future.cancelled() and future.exception() is None:
@@ -110,7 +144,7 @@ class OpenShards(Generic[T]):
     def _look_ahead(self, requests: Iterator[Request]) -> bool:
         """Open the shards of requests as far ahead as there is room; False if no request is left."""
         while not self._pending or (
-            self._samples < self._max_samples and len(self._wanted) < self._max_wanted
+            self._samples < self._samples_ahead and len(self._wanted) < self._shards_ahead
         ):
             self._take(requests)
             if not self._waiting:
@@ -119,14 +153,16 @@ class OpenShards(Generic[T]):
         return bool(self._pending)
 
     def _take(self, requests: Iterator[Request]) -> None:
-        """Take the next request, if none waits, and those whose bytes are to be brought near meanwhile."""
-        near, waiting = self._near, self._waiting
+        """Take the next request, if none waits, and those for which to fetch meanwhile."""
+        fetcher, waiting = self._fetcher, self._waiting
         # Never past an empty request: what follows it is not known yet (see `ray_reader.decode`).
-        while not waiting or (near is not None and len(waiting[-1].positions) and near.has_room(waiting)):
+        while not waiting or (
+            fetcher is not None and len(waiting[-1].positions) and fetcher.may_fetch_after(waiting)
+        ):
             if (request := next(requests, None)) is None:
                 return
-            if near is not None:
-                near.bring(request)
+            if fetcher is not None:
+                fetcher.fetch(request)
             waiting.append(request)
 
     def _open(self, request: Request) -> None:
@@ -142,9 +178,9 @@ class OpenShards(Generic[T]):
             self._wanted[number] += 1
 
     def _fetch_and_open(self, number: int) -> T:
-        if self._fetcher is None:
+        if self._shard_fetcher is None:
             return self._open_shard(number)
-        with self._fetcher.hold(number):
+        with self._shard_fetcher.hold(number):
             return self._open_shard(number)
 
     def _release(self, located: _Located) -> None:
@@ -159,8 +195,8 @@ class OpenShards(Generic[T]):
         for number in unwanted[:surplus]:
             self._close_shard(self._opened.pop(number))
             del self._wanted[number]
-            if self._fetcher is not None:
-                self._fetcher.forget(number)
+            if self._shard_fetcher is not None:
+                self._shard_fetcher.mark_closed(number)
 
 
 class ShardFetcher:
@@ -181,15 +217,15 @@ class ShardFetcher:
         self._fetching: dict[int, Future[ExitStack]] = {}
         self._requested: set[int] = set()  # shards that have not been closed since
 
-    def bring(self, request: Request) -> None:
+    def fetch(self, request: Request) -> None:
         """Queue the shards of a request."""
         for number in dict.fromkeys(self._data.locate(request.positions)[0].tolist()):
             if number not in self._requested:
                 self._requested.add(number)
                 self._fetching[number] = self._pool.submit(self._fetch, number)
 
-    def has_room(self, waiting: Sequence[Request]) -> bool:
-        """Whether to go on with a request after those in `waiting`."""
+    def may_fetch_after(self, waiting: Sequence[Request]) -> bool:
+        """Whether to fetch for a request after those in `waiting`, too."""
         samples = sum(len(request.positions) for request in waiting)
         return len(self._fetching) < self._max_shards and samples < self._max_samples
 
@@ -204,8 +240,8 @@ class ShardFetcher:
         with self._data.hold(number) if fetched is None else fetched.result():
             yield
 
-    def forget(self, number: int) -> None:
-        """Fetch shard `number` again when it is requested again; called when it has been closed."""
+    def mark_closed(self, number: int) -> None:
+        """Note that shard `number` has been closed: it is fetched again when it is requested again."""
         self._requested.discard(number)
 
     def close(self) -> None:

@@ -149,15 +149,18 @@ class ShardsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
-        shards = OpenShards(
-            self._data,
-            self._window_shards,
-            self._open,
-            self._close,
-            max_open=0 if self._sequential else self._max_open,
-            max_samples=_BATCHES_AHEAD * self._batch_size,
-            near=self._blocks if self._reads_blocks else None,
-        )
+        data, open_shard, close_shard = self._data, self._open, self._close
+        if self._sequential:
+            shards = OpenShards.in_windows(data, self._window_shards, open_shard, close_shard)
+        else:
+            shards = OpenShards.at_random(
+                data,
+                self._max_open,
+                open_shard,
+                close_shard,
+                fetch_samples=_BATCHES_AHEAD * self._batch_size,
+                blocks=self._blocks if self._reads_blocks else None,
+            )
         # Shards are closed when the filling has ended, too: until then it reads from them.
         with closing(shards):
             yield from self._filler.fill_each(starmap(self._pictures, shards.read(requests)))

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -525,6 +526,16 @@ def serve(parent: int, connection_file: int, memory: int, work: int) -> None:
                 answer = _Answer(function(task, tick))
             except Exception as error:
                 answer = _Answer(error=picklable_error(error))
+            except SystemExit as stop:  # of the source's own code; not the end of this process, whose parent
+                # would say that memory may have run out
+                call = traceback.extract_tb(stop.__traceback__)[-1]
+                answer = _Answer(
+                    error=WorkerError(
+                        f"the source called sys.exit({stop.code!r}) in a worker ({call.name})",
+                        path=f"{call.filename}:{call.lineno}",
+                        remedy="raise an exception there, which names the picture",
+                    )
+                )
             tick.begin(None)
             send(answer)
 

@@ -57,7 +57,7 @@ def test_reader_reads_each_block_of_the_pictures_once_in_order(
             expected[data.files[shard], number] = None
     with closing(BlockReader(data)) as reader:
         for request in requests_for(*batches, batches[0]):
-            reader.bring(request)
+            reader.fetch(request)
         reader._pool.submit(int).result()  # its one thread has then read all blocks
     assert blocks_read == [*expected]
 
@@ -69,7 +69,7 @@ def test_reader_reads_no_block_that_is_cached(
     data = open_split(converted["shards"], "train")
     with closing(BlockReader(data)) as reader:
         for request in requests_for([3, 1], [2]):
-            reader.bring(request)
+            reader.fetch(request)
         with ShardFile(Path(data.files[0])) as shard:
             reader.read_shard(shard)
     assert blocks_read == []

@@ -49,7 +49,7 @@ def requests_for(order: Sequence[int], batch: int = BATCH) -> Iterator[Request]:
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_shards_read_in_order_are_opened_once_and_within_two_windows(data: SplitData, window: int) -> None:
     opened = Opened()
-    with closing(OpenShards(data, window, opened.open, opened.close)) as shards:
+    with closing(OpenShards.in_windows(data, window, opened.open, opened.close)) as shards:
         for request, samples in shards.read(requests_for(range(IMAGES))):
             numbers, rows = data.locate(request.positions)
             assert samples == list(zip(numbers.tolist(), rows.tolist(), strict=True))
@@ -65,7 +65,8 @@ def test_a_full_shuffle_keeps_few_shards_open_and_those_of_two_requests(
 ) -> None:
     opened, order = Opened(), np.random.default_rng(0).permutation(IMAGES).tolist()
     previous: set[int] = set()
-    with closing(OpenShards(data, 1, opened.open, opened.close, max_open=max_open)) as shards:
+    open_shards = OpenShards.at_random(data, max_open, opened.open, opened.close, fetch_samples=0)
+    with closing(open_shards) as shards:
         for request, samples in shards.read(requests_for([*order, *order])):
             numbers = {number for number, _ in samples}
             assert numbers | previous <= opened.now
@@ -88,8 +89,10 @@ def test_no_request_is_taken_past_an_empty_one_that_is_not_served(data: SplitDat
 
     opened = Opened()
     with (
-        closing(BlockReader(data)) as near,
-        closing(OpenShards(data, 1, opened.open, opened.close, max_open=9, near=near)) as shards,
+        closing(BlockReader(data)) as blocks,
+        closing(
+            OpenShards.at_random(data, 9, opened.open, opened.close, fetch_samples=0, blocks=blocks)
+        ) as shards,
     ):
         counts = [(len(samples), request_count) for _, samples in shards.read(requests())]
     assert counts == [(1, 2), (0, 2), (1, 3)]
@@ -104,7 +107,7 @@ def test_an_error_of_opening_is_raised_at_its_request_and_all_else_closed(data: 
         return opened.open(number)
 
     served: list[Request] = []
-    with closing(OpenShards(data, 2, fail_at_2, opened.close)) as shards:
+    with closing(OpenShards.in_windows(data, 2, fail_at_2, opened.close)) as shards:
         located = (request for request, _ in shards.read(requests_for(range(IMAGES), 1)))
         with pytest.raises(DatasetError):
             served.extend(located)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import simplejpeg
 
@@ -80,6 +81,29 @@ def test_a_picture_that_kills_workers_is_rejected_by_name(
     (rejected,) = result.manifest.rejected
     assert (rejected.path, rejected.reason) == (deadly, KILLED)
     assert result.manifest.samples == len(few.scan().samples) - 1
+
+
+class ExitingDataset:
+    """A dataset whose last sample ends the worker that reads it."""
+
+    classes = ("black",)
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray[Any, Any], int]:
+        if row == 2 and os.getpid() != self.process:
+            sys.exit("no license")
+        return np.zeros((8, 8, 3), np.uint8), 0
+
+
+def test_an_exit_in_a_worker_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WorkerError, match=r"sys.exit\('no license'\)") as raised:
+        convert(ExitingDataset(), tmp_path / "out", RECIPE, workers=1)
+    assert str(raised.value.path).startswith(f"{__file__}:")
 
 
 # The engine `ray` alone.

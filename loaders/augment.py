@@ -314,10 +314,13 @@ def crop_all_into(
     Args:
         out: uint8 [n, height, width, channels].
     """
-    crops = [
-        _unresized_crop(picture, box, out.shape[1:]) for picture, box in zip(pictures, boxes, strict=True)
-    ]
-    if any(crop is None for crop in crops):
+    crops = []
+    for picture, box in zip(pictures, boxes, strict=True):
+        crop = _unresized_crop(picture, box, out.shape[1:])
+        if crop is None:
+            break
+        crops.append(crop)
+    if len(crops) < len(pictures):
         for picture, box, is_mirrored, space in zip(pictures, boxes, mirrored, out, strict=True):
             crop_into(picture, box, is_mirrored, space)
         return

@@ -95,6 +95,7 @@ class SharedBuffers:
         shape = (buffers, samples, *sides(size), 3)
         try:
             self._file = memory_file()
+            weakref.finalize(self, self._file.close)
             self.memory = _map_file(self._file.fileno(), shape)
         except (OSError, OverflowError) as error:
             if (too_many := open_files_error(error)) is not None:

@@ -14,7 +14,8 @@ long: at least, since threads also hand the lock and the CPUs over. That part is
 machine's rate over 1 / (1 - s) there; the upper figure has it, too. Above s = 1 there is no such rate.
 
 `planted` is no loader but a thread that holds the lock for 0.3 of each millisecond: what is found there
-says how far the figures of a lock can be off. On a busy machine they are off by any amount: run it on a quiet one.
+says how far the figures of a lock can be off. On a busy machine they are off by any
+amount: run it on a quiet one.
 """
 
 import math

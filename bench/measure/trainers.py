@@ -120,7 +120,8 @@ class EmulatedTrainer:
         is_late = start_s - self._awake_s > overslept_s
         device_start_s = start_s if is_late else start_s - overslept_s
         self._done_s = max(now_s, device_start_s + len(batch.labels) / self.images_per_s)
-        time.sleep(self._done_s - now_s)
+        if self._done_s > now_s:  # to sleep for 0 s gives the CPU away, too
+            time.sleep(self._done_s - now_s)
         self._awake_s = time.perf_counter()
 
 

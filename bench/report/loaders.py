@@ -7,6 +7,7 @@ and TRANSFER have no backend, data and workers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from bench.report import stats
@@ -282,7 +283,7 @@ def _launch_values(fed: _Repeats, trained: _Repeats) -> dict[str, Estimate]:
         )
         for name, share in (("launch_ratio", 0.5), ("launch_p95_ratio", 0.95))
     }
-    shares = [sum(trial.series["launch_s"]) / sum(trial.series["step_s"]) for trial in trained.trials]
+    shares = [median(trial.series["launch_s"]) / median(trial.series["step_s"]) for trial in trained.trials]
     return {**values, "launch_share": stats.estimate(shares)}
 
 

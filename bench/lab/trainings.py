@@ -3,7 +3,7 @@
     python bench/lab/trainings.py plain --wait 0.4 --stage read
 
 A step sleeps instead of an accelerator's work, and then an optimizer steps. The time of a sample is slept
-(read), spent on decoding (decode) or on a loop in Python (python).
+(read), spent on decoding (decode), on a transform (transform) or on a loop in Python (python).
 """
 
 import io
@@ -19,6 +19,7 @@ import click
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import Compose
 
 from loaders.examples.models import build_optimizer, smoothed_cross_entropy
 from loaders.examples.train import Learner
@@ -27,7 +28,7 @@ BATCH, SIDE = 8, 32
 
 
 class SlowDataset(Dataset[Any]):
-    """Dataset of `samples` samples, each of which takes `seconds` in the stage read, decode or python."""
+    """Dataset of `samples` samples, each of which takes `seconds` in the stage that is named."""
 
     def __init__(self, samples: int, seconds: float, stage: str) -> None:
         self.samples, self.seconds, self.stage = samples, seconds, stage
@@ -47,9 +48,21 @@ class SlowDataset(Dataset[Any]):
         until_s = time.perf_counter() + self.seconds
         if self.stage == "read":
             time.sleep(self.seconds)
+        if self.stage == "transform":
+            Compose([SlowTransform()])(until_s)
         while time.perf_counter() < until_s:
             if self.stage == "decode":
                 Image.open(io.BytesIO(self.jpeg)).load()
+
+
+class SlowTransform:
+    """Transform that computes until a time of `time.perf_counter`."""
+
+    def __call__(self, until_s: float) -> float:
+        """Return the time, then."""
+        while time.perf_counter() < until_s:
+            pass
+        return until_s
 
 
 class SleepingNet(torch.nn.Module):
@@ -230,7 +243,7 @@ def sample_seconds(wait: float, step_s: float, workers: int) -> float:
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.option("--wait", default=0.4)
-@click.option("--stage", type=click.Choice(["read", "decode", "python"]), default="read")
+@click.option("--stage", type=click.Choice(["read", "decode", "transform", "python"]), default="read")
 @click.option("--workers", default=0)
 @click.option("--step", "step_s", default=0.05)
 @click.option("--batches", default=60)

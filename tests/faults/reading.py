@@ -444,7 +444,12 @@ def _describe_leaks(base: dict[str, int], unchecked: str) -> str:
         if count > base[name] and name != unchecked
     ]:
         if time.monotonic() > deadline_s:
-            names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+            frames = sys._current_frames()
+            names = ", ".join(
+                f"{thread.name} in {frames[thread.ident].f_code.co_name}"
+                for thread in threading.enumerate()[1:]
+                if thread.ident in frames
+            )
             return f"left behind: {', '.join(more)} ({names})"
         time.sleep(0.01)
     return ""

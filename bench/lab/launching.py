@@ -13,9 +13,8 @@ two, so at R images/s it is taken for s = R * seconds of a picture, and launchin
 long: at least, since threads also hand the lock and the CPUs over. That part is what was measured at this
 machine's rate over 1 / (1 - s) there; the upper figure has it, too. Above s = 1 there is no such rate.
 
-`planted` is no loader but a thread that holds the lock for 0.3 of each millisecond: what is found there
-says how far the figures of a lock can be off. On a busy machine they are off by any
-amount: run it on a quiet one.
+`planted` is no loader but a thread that holds the lock for 0.3 of each millisecond: what is found there says
+how far the figures of a lock can be off. On a busy machine they are off by any amount.
 """
 
 import math
@@ -76,10 +75,10 @@ def take_for(pictures: Iterator[int], seconds: float) -> tuple[float, int]:
 
     spinning = threading.Thread(target=spin)
     spinning.start()
-    taken = 0
+    served = 0
     while spinning.is_alive():
-        taken += next(pictures)
-    return lacked_s[0], taken
+        served += next(pictures)
+    return lacked_s[0], served
 
 
 def measure_lock(settings: Settings, seconds: float) -> Trial:
@@ -88,8 +87,8 @@ def measure_lock(settings: Settings, seconds: float) -> Trial:
         pictures = (len(batch) for batch, _ in repeat_epochs(loader))
         for _ in range(len(loader)):  # the first epoch compares checksums
             next(pictures)
-        lacked_s, taken = take_for(pictures, seconds)
-    return Trial(numbers={"lock_us": lacked_s / taken * 1e6})
+        lacked_s, served = take_for(pictures, seconds)
+    return Trial(numbers={"lock_us": lacked_s / served * 1e6})
 
 
 def measure_planted(seconds: float) -> Trial:
@@ -103,8 +102,8 @@ def measure_planted(seconds: float) -> Trial:
             time.sleep(_FREE_S)
             yield 1
 
-    lacked_s, taken = take_for(hold(), seconds)
-    return Trial(numbers={"lock_us": lacked_s / taken * 1e6})
+    lacked_s, served = take_for(hold(), seconds)
+    return Trial(numbers={"lock_us": lacked_s / served * 1e6})
 
 
 def launch_figures(trial: Trial) -> dict[str, float]:
@@ -128,11 +127,11 @@ def predict(lock_us: Estimate, images_per_s: Estimate, stretch: Estimate) -> lis
         share = rate * lock_us.median / 1e6
         return 1 / (1 - share) if share < 1 else math.inf
 
-    here, there = by_lock(images_per_s.median), by_lock(_RATE)
-    if there == math.inf:
+    here, wanted = by_lock(images_per_s.median), by_lock(_RATE)
+    if wanted == math.inf:
         return [f"{here:.2f}", "not reached"]
     rest = max(1.0, stretch.median / here)
-    return [f"{here:.2f}", f"{there:.2f} to {there * rest:.2f}"]
+    return [f"{here:.2f}", f"{wanted:.2f} to {wanted * rest:.2f}"]
 
 
 class _Counter(TorchDispatchMode):
@@ -201,15 +200,15 @@ def command(
     opened, skipped = open_candidates(choose_candidates(data, ["all"], Path("data")))
     for label, reason in skipped.items():
         click.echo(f"skipped {label}: {reason}", err=True)
-    candidates = {each.label: each for each in opened if each.backend != "synthetic"}
+    candidates = {candidate.label: candidate for candidate in opened if candidate.backend != "synthetic"}
     if not candidates:
         raise DatasetError("no loader to measure", remedy="name a tree or converted folders")
     runs: dict[str, harness.Run] = {
         _ALONE: lambda: launch_figures(run_in_process(measure_trainer, settings)),
         _PLANTED: lambda: run_in_process(measure_planted, seconds).numbers,
     }
-    for label, each in candidates.items():
-        loader = settings.for_loader(each.backend, each.loader_path, len(each.data.classes))
+    for label, candidate in candidates.items():
+        loader = settings.for_loader(candidate.backend, candidate.loader_path, len(candidate.data.classes))
         runs[label] = partial(measure_loader, loader, seconds)
     turns = harness.take_turns(runs, repeats)
     rows = []

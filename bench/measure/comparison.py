@@ -239,12 +239,12 @@ class _Turns:
             self.settings.for_loader(candidate.backend, candidate.loader_path, self.settings.classes),
             workers=point.workers,
             batch_size=point.batch_size,
-            trainer=NO_TRAINER,
             monitored=repeat == self.settings.repeats - 1,
         )
+        alone = settings.without_trainer()
         planned = []
         for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
-            planned.append(_PlannedTrial({"kind": kind, **key}, settings))
+            planned.append(_PlannedTrial({"kind": kind, **key}, alone))
         for name in self.trainers:
             if name != NO_TRAINER:
                 fed_settings = replace(settings, trainer=name)
@@ -252,7 +252,7 @@ class _Turns:
         # from a full cache nothing is read or decoded
         if candidate.backend in DECODING_BACKENDS and self.settings.cache is None:
             work = (candidate.data.kind, candidate.probe_files())
-            planned.append(_PlannedTrial({"kind": STAGES, **key}, settings, work))
+            planned.append(_PlannedTrial({"kind": STAGES, **key}, alone, work))
         return planned
 
     def _prepare_page_cache(self, candidate: Candidate, planned: "_PlannedTrial") -> bool:

@@ -28,7 +28,7 @@ from bench.measure.candidates import Candidate
 from bench.measure.processes import measure_trial, run_in_process
 from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import NullTrainer, check_trainer, resolve_trainer
+from bench.measure.trainers import check_trainer, resolve_trainer
 from bench.measure.trials import Trials
 from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
 from bench.report.gain import TODAY_BACKEND
@@ -235,7 +235,7 @@ def _take_turn(trials: Trials, folders: dict[str, Path], repeat: int, settings: 
                 batches=1,
                 monitored=False,
             )
-            alone = replace(loader_settings, trainer=NullTrainer.name, first_epoch=True)
+            alone = replace(loader_settings.without_trainer(), first_epoch=True)
             fed = replace(loader_settings, warmup_s=half_s)
             alone_key, fed_key = _loader_keys(name, repeat, settings)
             trials.measure(alone_key, partial(_run, LOADER, alone))

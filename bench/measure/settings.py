@@ -108,6 +108,10 @@ class Settings:
         """Return the settings of a trial of that loader; `changes` are new values of other fields."""
         return replace(self, backend=backend, path=path, classes=classes, **changes)
 
+    def without_trainer(self) -> "Settings":
+        """Return the settings of a trial of the loader alone, without those of a trainer."""
+        return replace(self, trainer="none", amp="auto", compiled=False, launches=0)
+
     @property
     def workers_alone(self) -> int:
         """Workers of a loader that shares the CPUs of this machine with no other rank."""

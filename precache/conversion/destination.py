@@ -154,7 +154,7 @@ def remove_traces(folder: Path, description: UnfinishedConversion) -> None:
     """Remove from a finished dataset what its conversion needed until the manifest was written."""
     remove_leftovers(folder, description.own_names)  # of workers that died
     _remove_files(folder, description.sidecar_names)
-    (folder / CONVERSION_NAME).unlink(missing_ok=True)
+    (folder / CONVERSION_NAME).unlink()
     fsync_folder(folder)
 
 
@@ -294,14 +294,14 @@ def _hidden_folder(destination: Path) -> Path:
 def _remove_old(destination: Path, old: Path) -> None:
     """Remove the old dataset and the hidden folder; warn of what stays, which the next run tries again."""
     if old.is_dir():
-        last = (INDEX_NAME, MANIFEST_NAME)  # they name the other files
+        index, manifest = frozenset({INDEX_NAME}), frozenset({MANIFEST_NAME})  # they name the other files
         try:
-            names = [*(_own_names(open_dataset(old).manifest) - {*last}), *last]
+            steps = [_own_names(open_dataset(old).manifest) - index - manifest, index, manifest]
         except DatasetError:  # its index is removed already, or cannot be read now
-            names = [] if (old / INDEX_NAME).exists() else [MANIFEST_NAME]
+            steps = [] if (old / INDEX_NAME).exists() else [manifest]
         with suppress(OSError):
-            for name in names:
-                (old / name).unlink(missing_ok=True)
+            for names in steps:
+                _remove_files(old, names)
             old.rmdir()
     with suppress(OSError):  # there is none, or it holds an unfinished dataset
         old.parent.rmdir()

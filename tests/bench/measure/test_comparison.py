@@ -69,6 +69,13 @@ def test_a_result_has_rows_skipped_loaders_and_conditions(
 
 
 @pytest.mark.usefixtures("trials_here")
+def test_settings_of_a_trainer_are_not_those_of_the_loader_alone(converted: dict[str, Path]) -> None:
+    candidates = choose_candidates([converted["shards"]], ["shards"], Path("unused"))
+    settings = quick(trainer="resnet10", amp="bf16")
+    (row,) = compare(Comparison(candidates=candidates, settings=settings)).rows
+    assert row.values["loader_images_per_s"].median > row.values["fed_images_per_s"].median > 0
+
+
 def test_a_loader_that_fails_is_skipped_with_its_reason(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:

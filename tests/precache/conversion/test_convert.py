@@ -55,6 +55,18 @@ def test_corrupt_pictures_are_named_counted_and_left_out(
     assert files == set(contents(out))
 
 
+def test_a_source_without_a_picture_that_opens_leaves_nothing(tmp_path: Path) -> None:
+    """So the repaired source is not refused as another one."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    (tree / "ant").mkdir(parents=True)
+    (tree / "ant/1.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
+    with pytest.raises(DatasetError, match=r"none of its 1 pictures .*ant/1.jpg"):
+        convert(tree, out, small_recipe("shards"), workers=0, max_rejects=1)
+    assert contents(out) == {}
+    (tree / "ant/1.jpg").write_bytes(encode_image(noise(40, 50), "JPEG"))
+    assert len(convert(tree, out, small_recipe("shards"), workers=0).manifest.shards) == 1
+
+
 def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_path: Path) -> None:
     """1% of 70 pictures is one; the share is rounded up to whole pictures."""
     for path in sorted(tree.glob("*/*.jpg"))[:2]:

@@ -16,8 +16,6 @@ bench watch train.py --epochs 3 photos          does my own training, unchanged,
 bench recommend photos                          what would converting these pictures bring?
 bench loaders photos --backend imagefolder,pytorch --html report.html
 """
-
-
 COMMANDS = ("hardware", "loaders", "quickstart", "recommend", "report", "watch")
 """Names of the commands, each the `command` of the module of that name in `bench.commands`."""
 
@@ -29,10 +27,10 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"bench.commands.{cmd_name}").command
-        return command
+        names = [cmd_name] if cmd_name in COMMANDS else COMMANDS  # of those that it has click suggests one
+        for name in names:
+            self.add_command(import_module(f"bench.commands.{name}").command)
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(name="bench", cls=_Commands, help=HELP)

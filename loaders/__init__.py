@@ -44,18 +44,21 @@ _MODULES = {
 """Modules of the public names, none of which has such a name: importing it would hide the name."""
 
 
+for _package in ("torch", "torchvision", "cv2", "psutil"):
+    if find_spec(_package) is None:
+        _missing = ModuleNotFoundError(f"No module named {_package!r}", name=_package)
+        check_package(_missing, "loaders", "loaders")
+
+
 def __getattr__(name: str) -> object:
     """Import a public name at its first use: what uses a part of this package starts without the others."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        if find_spec("torchvision") is None:
-            raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
-        value = getattr(import_module(f"loaders.{_MODULES[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"loaders.{_MODULES[name]}"), name)
     except ImportError as error:
         check_package(error, "loaders", "loaders")
         raise
-    globals()[name] = value
     return value
 
 

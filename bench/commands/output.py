@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from precache.page import write as write_page
 from precache.reporting import Progress, explain_interruption, no_progress
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", *DALI)
+_PAGE = "bench.report.page"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,6 +43,10 @@ class Output:
     details: bool = False
     markdown: bool = False
     quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.html_path is not None:
+            import_module(_PAGE)  # plotly takes a second to import; one that is missing is named at once
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[Progress]:
@@ -76,10 +82,8 @@ class Output:
             self.json_path.parent.mkdir(parents=True, exist_ok=True)
             self.json_path.write_text(format_document(result.to_json()), encoding="utf-8")
         if self.html_path is not None:
-            from bench.report.page import make_page  # plotly takes a second to import
-
             self.html_path.parent.mkdir(parents=True, exist_ok=True)
-            write_page(self.html_path, make_page(result))
+            write_page(self.html_path, import_module(_PAGE).make_page(result))
         if self.json_path == STDOUT:
             click.echo(format_document(result.to_json()), nl=False)
         elif not self.quiet:

@@ -78,7 +78,7 @@ BENCH_LOADERS = (
         ("torch,cv2,psutil,torchvision", (), "precache[loaders]"),
         ("xxhash", (), "install precache"),
         ("psutil", BENCH_LOADERS, "precache[bench]"),
-        ("plotly", BENCH_LOADERS, "precache[bench]"),
+        ("plotly", (*BENCH_LOADERS, "--html", "page.html"), "precache[bench]"),
     ],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

@@ -98,13 +98,15 @@ class Trials:
             SettingError: another command has written the file meanwhile.
             OSError: it cannot be written.
         """
+        if self._file is not None and not has_name(self._file.fileno(), path):
+            raise self._busy_error()
         if self._file is not None and self._file.writable():
             line = memoryview(format_trial(trial).encode())
             while line:  # a nearly full disk takes a part
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
             return
-        if path.exists() and (self._file is None or not has_name(self._file.fileno(), path)):
+        if self._file is None and path.exists():
             raise self._busy_error()
         document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +123,7 @@ class Trials:
 
     def _busy_error(self) -> SettingError:
         return SettingError(
-            "is written by another command now",
+            "is written, or was removed, by another command",
             path=self.path,
             remedy="wait for its end, or name another --json",
         )
@@ -161,11 +163,10 @@ class Trials:
                 remedy=remedy,
             )
         in_file, here = _digests(document.settings), _digests(self.settings)
-        shared = in_file.keys() & here.keys()
         parts = (
             ("machine", document.machine, self.machine, ("date",)),
             ("settings", document.settings, self.settings, _MAY_GROW),
-            ("data", in_file, here, (in_file.keys() | here.keys()) - shared),  # folders may be added
+            ("data", in_file, here, in_file.keys() ^ here.keys()),  # folders may be added
         )
         for part, before, now, may_differ in parts:
             for name in {**before, **now}:

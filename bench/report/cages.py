@@ -5,8 +5,8 @@ kind       is named where
 =========  ====================================================================================
 THROTTLED  the kernel stopped a cgroup of the script in a tenth of the periods of its quota
 PINNED     all workers together have fewer CPUs than the script began with, and than they are
-FEW        the script began with fewer CPUs than the machine has, or has a quota, and its workers
-           and ranks are more than these CPUs
+FEW        the script began with fewer CPUs than the machine has, or has a quota, and its workers,
+           or two processes for each rank, are more than these CPUs
 =========  ====================================================================================
 
 PINNED and FEW are named only if the script waits for batches, and its workers wait for a CPU for a fifth of
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bench.report.waiting import Stream, is_waiting
+from bench.report.waiting import Stream, count_ranks, is_waiting
 from bench.report.words import percent
 from precache.reporting import quantity
 
@@ -96,7 +96,7 @@ def find_cage(stream: Stream, streams: Sequence[Stream], settings: Mapping[str, 
     of_workers = "workers" if stream.info["kind"] == "DataLoader" else "own"
     shares = [event["queued_share"] for event in events if event["queued_share"] is not None]
     cpus = ScriptCpus(
-        ranks=len(events),
+        ranks=count_ranks(stream, streams),
         workers=stream.workers,
         start=frozenset().union(*(event["start"] for event in events)),
         own=frozenset().union(*(event["own"] for event in events)),
@@ -108,10 +108,10 @@ def find_cage(stream: Stream, streams: Sequence[Stream], settings: Mapping[str, 
         throttled_share=settings["throttled_share"],
         other_cpu_share=settings["other_cpu_share"],
     )
-    return judge(cpus, is_waiting=is_waiting(stream) and not stream.ahead)
+    return judge_cpus(cpus, is_waiting=is_waiting(stream) and not stream.ahead)
 
 
-def judge(cpus: ScriptCpus, *, is_waiting: bool) -> CageFinding | None:
+def judge_cpus(cpus: ScriptCpus, *, is_waiting: bool) -> CageFinding | None:
     """Return the limit that a script waits for, by the table above."""
     limit = min(len(cpus.start) or cpus.machine, cpus.quota_cpus or cpus.machine)
     if (cpus.throttled_share or 0.0) >= _MIN_THROTTLED_SHARE:
@@ -124,7 +124,7 @@ def judge(cpus: ScriptCpus, *, is_waiting: bool) -> CageFinding | None:
     pinned_by_start = len(cpus.start) == 1 < cpus.machine and bool(_openmp(cpus))  # torchrun imports torch
     if cpus.of_workers and (pinned_by_start or len(cpus.of_workers) < min(max(workers, 2), len(cpus.start))):
         return CageFinding(Cage.PINNED, len(cpus.of_workers), _explain_pinning(cpus))
-    if cpus.workers and limit < cpus.machine and workers + cpus.ranks > limit:
+    if cpus.workers and limit < cpus.machine and max(workers, 2 * cpus.ranks) > limit:
         return CageFinding(Cage.FEW, max(1, int(limit)), _explain_few(cpus, limit))
     return None
 
@@ -186,7 +186,8 @@ def _explain_few(cpus: ScriptCpus, limit: float) -> str:
     fewer = max(1, int(limit / cpus.ranks))
     rest = f", or give num_workers={fewer}" if fewer < cpus.workers else ""
     if limit < len(cpus.start):
-        return f"{few}: raise the quota (docker run --cpus={workers}, limits.cpu of Kubernetes){rest}."
+        wanted = max(workers, 2 * cpus.ranks)
+        return f"{few}: raise the quota (docker run --cpus={wanted}, limits.cpu of Kubernetes){rest}."
     if "SLURM_JOB_ID" in cpus.variables:
         wanted = f"--cpus-per-task={max(2, cpus.workers)}"
         return f"{few}: `#SBATCH {wanted}`, and the same for srun{rest}."

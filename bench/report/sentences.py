@@ -144,9 +144,10 @@ def _describe_bottleneck(row: Row) -> str:
     if slowest is None:
         rate = f"{supply_rate.median:,.0f} images/s{against}"
         return f"no stage stands out as the bottleneck{files}, within noise: {rate}."
-    verb = "is the bottleneck" if trainer is not None else "takes most of the loader's time"
-    text = f"{_STAGES[slowest]} {verb}{files}: {supply_rate.median:,.0f} images/s{against}"
-    if slowest in (Stage.STORAGE_OR_DECODE, Stage.STORAGE_OR_COLLATE):
+    verb = "is the bottleneck" if trainer is not None else "takes the largest part of the loader's time"
+    is_apart = slowest not in (Stage.STORAGE_OR_DECODE, Stage.STORAGE_OR_COLLATE)
+    text = f"{_STAGES[slowest]} {verb}{files * is_apart}: {supply_rate.median:,.0f} images/s{against}"
+    if not is_apart:
         without = "" if "cold_images_per_s" in row.values else " without --cold"
         text += f"; the files were not in memory before, so the two were not timed apart{without}"
     return f"{text}."
@@ -190,8 +191,8 @@ def describe_batches(batches: Batches, workers: int) -> list[str]:
     if spikes.batches:
         mean = milliseconds(fmean(batches.wait_s[batch] for batch in spikes.batches))
         if spikes.period is None:
-            slow = quantity(len(spikes.batches), "batch", "batches")
-            sentences.append(f"{slow} waited {mean} on average.")
+            slow = f"{len(spikes.batches):,} of {quantity(len(batches.wait_s), 'batch', 'batches')}"
+            sentences.append(f"{slow} waited far longer than the others: {mean} on average.")
         else:
             cause = f"not the number of workers ({workers}): look for what happens at that distance"
             if spikes.period == workers:
@@ -200,7 +201,7 @@ def describe_batches(batches: Batches, workers: int) -> list[str]:
     if batches.step_spikes.batches:
         slow = quantity(len(batches.step_spikes.batches), "batch", "batches")
         limit = milliseconds(batches.step_spikes.above_s or 0.0)
-        sentences.append(f"{slow} had a step of more than {limit}: that is not the loader's doing.")
+        sentences.append(f"{slow} had a step of more than {limit}.")
     if batches.first_wait_s is not None:
         more = milliseconds(batches.first_wait_s)
         sentences.append(f"The first batch of an epoch waits {more} more than others do (median).")
@@ -231,7 +232,7 @@ def answer(
     gain, real_rows = find_gain(rows, today), [row for row in rows if is_real_loader(row)]
     today = gain.today
     if today is None:
-        return _answer_without_today(real_rows)
+        return _answer_without_today(real_rows, accelerator, repeats, other_cpu)
     if judge(today.values.get("fed_ratio")) == Verdict.KEEPS_UP:  # a busy machine can only lower the ratio
         start = _describe_today(today, accelerator, already=True)
         return [f"{start}: neither another loader nor converting gains anything."]
@@ -251,35 +252,42 @@ def answer(
     return sentences
 
 
-def _answer_without_today(real_rows: Sequence[Row]) -> list[str]:
-    best = max(real_rows, key=lambda row: training_rate(row).median)
-    rate = best.values["loader_images_per_s"].median
-    sentence = f"Backend `{best.key['backend']}` delivers {rate:,.0f} images/s"
-    if "busy_share" in best.values:
-        busy = percent(best.values["busy_share"].median)
-        sentence += f" and keeps the accelerator busy {busy} of the time"
+def _answer_without_today(
+    real_rows: Sequence[Row], accelerator: str, repeats: int, other_cpu: float | None
+) -> list[str]:
+    """Write what the fastest loaders do; what all do, where no winner can be named."""
+    reason = _reason_for_no_comparison(repeats, other_cpu) if len(real_rows) > 1 else ""
+    least = 0.0 if reason else max(training_rate(row).low for row in real_rows)
+    named = [row for row in real_rows if training_rate(row).high >= least]
     return [
-        f"{sentence}.",
+        *(f"{_describe_today(row, accelerator)}." for row in named),
+        *filter(None, [reason]),
         f"What {TODAY} do was not measured: backend imagefolder on the raw tree measures it.",
     ]
+
+
+def _reason_for_no_comparison(repeats: int, other_cpu: float | None) -> str:
+    """Say why no loader is called faster than another, whatever was measured; empty where one may be."""
+    if disturbed := disturbance(other_cpu):
+        return disturbed
+    return "One run of each names no winner: use --repeats 2 or more." if repeats < 2 else ""
 
 
 def _reason_for_no_winner(
     gain: Gain, today: Row, others: Sequence[Row], repeats: int, other_cpu: float | None
 ) -> str:
     """Say why no loader is named as faster than today's; empty where one is."""
-    disturbed = disturbance(other_cpu)
-    if disturbed:
-        return disturbed
     if not others:
-        return "No other loader was measured."
-    if repeats < 2:
-        return "One run of each names no winner: use --repeats 2 or more."
+        return disturbance(other_cpu) or "No other loader was measured."
+    if reason := _reason_for_no_comparison(repeats, other_cpu):
+        return reason
     if gain.best:
         return ""
     if all(training_rate(row).high < training_rate(today).low for row in others):
         return "No other loader here is faster."
-    return f"The ranges of {repeats} runs overlap, so no loader wins."
+    if any(training_rate(row).low <= training_rate(today).high for row in others):
+        return f"The ranges of {repeats} runs overlap, so no loader wins."
+    return f"No other loader here is faster by {NEGLIGIBLE_SHARE:.0%} or more."
 
 
 def _describe_today(today: Row, accelerator: str, *, already: bool = False) -> str:
@@ -303,16 +311,18 @@ def _list_steps(gain: Gain, images: int | None) -> list[str]:
     assert today is not None
     sentences = []
     if line is not None:
-        sentences.append(f"Change that line to {source_name(line)}: {_effect(line, today)}.")
+        sentences.append(f"Replace them by {source_name(line)}: {_effect(line, today)}.")
     if not gain.converted:
         return sentences
-    best = gain.converted[0]
+    # what is said of several holds for each of them
+    best = min(gain.converted, key=lambda row: training_rate(row).low)
     names = " or ".join(f"{source_name(row)} ({_cost(row)})" for row in gain.converted)
     too = ", too" if line is not None else ""
     sentences.append(f"Convert to {names}{too}: {_effect(best, today)}.")
-    if "busy_share" in best.values and "convert_s" in best.values and images is not None:
+    conversions = [row.values["convert_s"].high for row in gain.converted if "convert_s" in row.values]
+    if "busy_share" in best.values and len(conversions) == len(gain.converted) and images is not None:
         # the slowest conversion and the smallest gain: a bound
-        slowest_s = best.values["convert_s"].high
+        slowest_s = max(conversions)
         count = epochs_to_pay(slowest_s, images, training_rate(today).high, training_rate(best).low)
         pays = "does not pay" if count is None else f"pays within {quantity(count, 'epoch')}"
         sentences.append(f"Converting {pays}.")
@@ -351,10 +361,9 @@ def _effect(row: Row, today: Row) -> str:
     least = "at least " if is_bound else ""
     if "busy_share" not in row.values:
         return f"{rate.median:,.0f} images/s, {_times(speedup)} as many"
-    # '1.1 times sooner' reads as more than it is, so small speedups are given in per cent
-    sooner = f"{1 - 1 / speedup:.0%}" if speedup < 1.5 else _times(speedup)
     busy = row.values["busy_share"].low if is_bound else row.values["busy_share"].median
-    return f"it is busy {least}{percent(busy)}, and training ends {least}{sooner} sooner than today"
+    faster = f"training is {least}{_times(speedup)} as fast"
+    return f"the trainer is busy {least}{percent(busy)} of the time, and {faster}"
 
 
 def describe_choice(loader: str, chosen: Row, best: Row) -> str:

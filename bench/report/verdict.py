@@ -181,7 +181,7 @@ def stage_seconds(row: Row, rest: Stage, *, cold: bool = True) -> dict[Stage, Es
 
 
 def bottleneck(row: Row, parts: dict[Stage, Estimate]) -> Stage | None:
-    """Choose the slowest stage; None where two are within noise, or where the parts contradict the whole.
+    """Choose the slowest stage; None where two are within noise.
 
     It is LAUNCHING where that costs more than waiting for batches.
 
@@ -226,11 +226,9 @@ def find_stalls(row: Row, warm_parts: dict[Stage, Estimate], batch_size: int) ->
     """
     if "trainer_images_per_s" not in row.values or "fed_images_per_s" not in row.values:
         return {}
-    trainer, fed = row.values["trainer_images_per_s"].median, row.values["fed_images_per_s"].median
+    fed = row.values["fed_images_per_s"].median
     stalls = dict.fromkeys((Stall.FETCH, Stall.PREP, Stall.TRANSFER), 0.0)
-    wait_s = max(0.0, batch_size / fed - batch_size / trainer)
-    if "launch_ratio" in row.values:  # longer steps are none of the loader's stages
-        wait_s = row.values["wait_share"].median * batch_size / fed
+    wait_s = row.values["wait_share"].median * batch_size / fed  # without what steps take longer than alone
     total = sum(part.median for part in warm_parts.values())
     for stage, part in warm_parts.items():
         stall = _STALL_OF_STAGE[stage]
@@ -266,7 +264,8 @@ def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> li
     cpu_share = row.activity.mean.get("cpu_share") if row.activity is not None else None
     if more_workers_can_help(workers, cpus, cpu_share):
         # no loader gains more than its workers do, or feeds a trainer faster than it takes batches
-        limits = [row.values["loader_images_per_s"].high * cpus / workers]
+        alone = "cold_images_per_s" if reads_slower_cold(row) else "loader_images_per_s"
+        limits = [row.values[alone].high * cpus / workers]
         for name in ("trainer_images_per_s", "transfer_images_per_s"):
             if name in row.values:
                 limits.append(row.values[name].high)

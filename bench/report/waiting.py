@@ -641,7 +641,7 @@ def can_predict(stage: WaitCause | None, machine: Machine) -> bool:
 
 def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
     """Number of ranks that have a stream of the same role; 1 where processes have no ranks."""
-    return max(1, len([other for other in streams if other.role == stream.role and other.rank is not None]))
+    return max(1, len({other.rank for other in streams if other.role == stream.role} - {None}))
 
 
 class _Model:

@@ -249,7 +249,7 @@ def describe_waiting(
     if busy := disturbance(machine.other_cpu_share, ""):
         sentences.append(busy)
     if not waiting.is_waiting(stream):
-        return [*sentences, "Change nothing: another loader would not make it faster."]
+        return [*sentences, "Change nothing of its loader: another one would not make it faster."]
     if stream.loaders > 1:
         sentences.append(f"It waits most for the loader of {stream.info['where']}.")
     longest = waiting.longest_stage(stream, streams, machine)

@@ -136,13 +136,15 @@ def _time_parts(probe_input: ProbeInput) -> dict[tuple[str, str], float]:
             read_total_s += max(0.0, wall_s - cpu_s - queued_s)
         else:
             clock.seconds.clear()
-        if len(samples) >= _SAMPLES or (len(samples) > 6 and time.monotonic() > until_s):
+        if len(samples) >= _SAMPLES or (count and time.monotonic() > until_s):
             break
         clock.lap()
+    if not count:
+        raise ValueError(f"it gave {len(samples)} samples, and 3 are needed")
     python_s = max(0.0, cpu_total_s - sum(clock.seconds.values()))
     totals_s = {**clock.seconds, ("python", ""): python_s, ("read", ""): read_total_s}
     images = 1 if batch_size else probe_input.count_samples(samples[-1])
-    parts = {part: seconds / max(1, count) / images for part, seconds in totals_s.items()}
+    parts = {part: seconds / count / images for part, seconds in totals_s.items()}
     batch = (samples * (batch_size // len(samples) + 1))[:batch_size] if batch_size else samples[-1]
     with contextlib.suppress(Exception):
         from multiprocessing.reduction import ForkingPickler
@@ -198,7 +200,7 @@ class _PartClock:
                 owner = getattr(owner, class_name, None)
             function = getattr(owner, function_name, None)
             if function is not None:
-                functions[id(function)] = self._timed(function, *part, is_helper=name in _HELPERS)
+                functions[id(function)] = self._timed(function, *part, outermost_only=name in _HELPERS)
                 setattr(owner, function_name, functions[id(function)])
         for importer in list(sys.modules.values()):  # those that imported a function by name
             for name, value in list(getattr(importer, "__dict__", {}).items()):
@@ -220,13 +222,13 @@ class _PartClock:
         self._last = now
         return passed  # type: ignore[return-value]
 
-    def _timed(self, function: Any, stage: str, name: str, *, is_helper: bool) -> Any:
+    def _timed(self, function: Any, stage: str, name: str, *, outermost_only: bool) -> Any:
         """Wrap a function so that its time is added to a part."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             was_in_transform = self._is_in_transform
-            if was_in_transform and is_helper:
+            if was_in_transform and outermost_only:
                 return function(*args, **kwargs)
             part = stage, name or type(args[0]).__name__
             self._is_in_transform = was_in_transform or stage == "transform"
@@ -250,7 +252,7 @@ class _PartClock:
         if not any("__call__" in vars(base) for base in kind.__mro__):
             return False
         inner = kind.__call__
-        timed = self._timed(inner, "transform", "", is_helper=True)
+        timed = self._timed(inner, "transform", "", outermost_only=True)
 
         @functools.wraps(inner)
         def call(transform: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,7 +276,7 @@ class _PartClock:
                 continue
             function = getattr(step, "func", step)  # of a functools.partial
             timed = self._timed(
-                step, "transform", getattr(function, "__name__", type(function).__name__), is_helper=True
+                step, "transform", getattr(function, "__name__", type(function).__name__), outermost_only=True
             )
             timed._bench_watch = True
             holder.transforms = [*holder.transforms[:position], timed, *holder.transforms[position + 1 :]]

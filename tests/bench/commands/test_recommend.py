@@ -162,7 +162,7 @@ def test_what_if_options_must_be_positive(machine: Machine, recommend: Run) -> N
 @pytest.mark.parametrize(
     ("rates", "sentence"),
     [
-        ({"pytorch": 3000.0}, "Change that line to `loaders.build`: it is busy at least 85%"),
+        ({"pytorch": 3000.0}, "Replace them by `loaders.build`: the trainer is busy at least 85%"),
         ({"pytorch": 3000.0, TODAY_BACKEND: 3000.0}, "DataLoader already keep an emulated accelerator"),
         ({"shards": 400.0}, "Converting gains no more."),
     ],
@@ -182,7 +182,7 @@ def test_beside_busy_processes_nothing_is_recommended(machine: Machine, recommen
     ended = recommend("--gpus", 4)
     assert ended.returncode == 0, ended.stderr
     assert "Other processes took 60% of the CPUs" in join_lines(ended.stdout)
-    for word in ("sooner", "Change that line", "Convert to", "precache convert", "loader ="):
+    for word in ("as fast", "Replace them", "Convert to", "precache convert", "loader ="):
         assert word not in ended.stdout
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.cages import Cage, ScriptCpus, judge
+from bench.report.cages import Cage, ScriptCpus, judge_cpus
 from tests.bench.report.test_waiting import training
 from tests.bench.report.test_watch import WAITING, result_of, text_of
 
@@ -93,17 +93,17 @@ FREE = {
 @pytest.mark.parametrize("name", CAGES)
 def test_each_cage_is_named_with_its_remedy(name: str) -> None:
     cpus, kind, words = CAGES[name]
-    finding = judge(cpus, is_waiting=True)
+    finding = judge_cpus(cpus, is_waiting=True)
     assert finding is not None
     assert finding.kind is kind
     assert words in finding.sentence
-    waits_for_nothing = judge(cpus, is_waiting=False)
+    waits_for_nothing = judge_cpus(cpus, is_waiting=False)
     assert (waits_for_nothing is not None) == (kind is Cage.THROTTLED)
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_no_cage_is_named_in_a_free_run(name: str) -> None:
-    assert judge(FREE[name], is_waiting=True) is None
+    assert judge_cpus(FREE[name], is_waiting=True) is None
 
 
 def test_the_answer_names_a_cage_in_the_place_of_changes() -> None:

@@ -34,9 +34,9 @@ def test_answer_names_todays_loader_and_the_gain_of_each_step() -> None:
             (TODAY, LINE, SHARDS),
             {},
             "ImageFolder and DataLoader keep an emulated accelerator of 2,480 images/s busy 31% of the time. "
-            "Change that line to `loaders.build`: it is busy 50%, and training ends 1.6 times sooner than "
-            "today. Convert to shards (24.2 s, 286 MiB), too: it is busy 99%, and training ends 3.2 times "
-            "sooner than today. Converting pays within 1 epoch.",
+            "Replace them by `loaders.build`: the trainer is busy 50% of the time, and training is 1.6 times "
+            "as fast. Convert to shards (24.2 s, 286 MiB), too: the trainer is busy 99% of the time, and "
+            "training is 3.2 times as fast. Converting pays within 1 epoch.",
         ),
         ((TODAY, make_fed_row("pytorch", "raw tree", 0.987), SHARDS), {}, "Converting gains no more."),
         ((ALREADY, SHARDS), {}, "neither another loader nor converting gains anything."),

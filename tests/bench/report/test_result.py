@@ -257,4 +257,4 @@ def test_folders_of_one_kind_are_told_apart_by_their_names() -> None:
         "shards b",
     ]
     assert result.next_step.startswith("Next: loaders.build('data/a')")
-    assert "Change that line to `loaders.build`" in " ".join(result.answer[0])
+    assert "Replace them by `loaders.build`" in " ".join(result.answer[0])

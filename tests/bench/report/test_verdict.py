@@ -57,6 +57,7 @@ def pipeline(backend: str = "pytorch", data: str = "raw tree", **given: float | 
     trainer, fed = rates["trainer"], rates["fed"]
     if trainer is not None and fed is not None:
         values["fed_ratio"] = Estimate(fed / trainer, fed / trainer - 0.01, fed / trainer + 0.01)
+        values["wait_share"] = around(1 - fed / trainer, 0)
     return make_row(backend, data, **values)
 
 

@@ -385,6 +385,8 @@ class Loader(IterableDataset[Batch]):
             self._check_refused(peeked[1])
         except BaseException as error:
             self._peeked = self._prefetch_step = None
+            if (prefetch := self._prefetch) is not None:
+                prefetch.leave()
             if isinstance(error, StopIteration | Ending):  # reading has no end, unless ...
                 self._check_usable()  # another thread closes the loader,
             if isinstance(error, StopIteration):  # or the program ends, which Ending says
@@ -394,12 +396,13 @@ class Loader(IterableDataset[Batch]):
 
     def _prefetch_from(self, step: Step) -> Prefetch[Batch]:
         """Return the prefetch, restarted if its next batch is not that of `step`."""
-        if self._prefetch is not None and self._prefetch.ended:  # a Ctrl-C broke `set_size` off
+        if self._prefetch is not None and self._prefetch.ended:  # by a Ctrl-C in `set_size`, or at its start
             self._drop_prefetch()
-        if self._prefetch is not None and self._prefetch_step == step:
-            return self._prefetch
-        if self._prefetch is None:
-            self._prefetch = Prefetch(_AHEAD_BATCHES)
+        prefetch = self._prefetch  # a signal handler may close the loader meanwhile
+        if prefetch is not None and self._prefetch_step == step:
+            return prefetch
+        if prefetch is None:
+            prefetch = self._prefetch = Prefetch(_AHEAD_BATCHES)
         elif step[1] > 0:
             self._turns += 1
             if self._turns == _WARN_TURNS:
@@ -409,14 +412,14 @@ class Loader(IterableDataset[Batch]):
                     printable(self._path),
                 )
         self._peeked = self._prefetch_step = None  # in case that an exception breaks restarting off
-        self._prefetch.restart(_read_batches(self._pipeline, self._batches, step))
+        prefetch.restart(_read_batches(self._pipeline, self._batches, step))
         self._prefetch_step = step
-        return self._prefetch
+        return prefetch
 
     def _drop_prefetch(self) -> None:
-        if self._prefetch is not None:
+        if (prefetch := self._prefetch) is not None:
             self._peeked = self._prefetch_step = None
-            self._prefetch.close()
+            prefetch.close()
             self._prefetch = None  # not earlier: an exception may break closing off
 
     def _check_refused(self, batch: Batch) -> None:

@@ -155,14 +155,20 @@ class Pool:
                 thread = self._unstarted.popleft()
                 try:
                     thread.start()
-                except WorkerError:
-                    self._unstarted.appendleft(thread)
+                except BaseException:  # no thread could be started, or a Ctrl-C came before it was
+                    if thread.ident is None:
+                        self._unstarted.appendleft(thread)
                     raise
         future: Future[T] = Future()
         self._tasks.queue.put((future, function, arguments))
         if self._tasks.stopping:  # meanwhile: the threads may have ended
             self._tasks.cancel()
         return future
+
+    @property
+    def has_no_thread(self) -> bool:
+        """Whether no thread has started, or ever will: a Ctrl-C came as one was about to."""
+        return not self._unstarted and all(thread.ident is None for thread in self._threads)
 
     def map(self, function: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
         """Return `function(value)` for each of `values`, in their order."""
@@ -221,6 +227,8 @@ class _Reading:
             close = getattr(self._source, "close", None)
             if close is not None:
                 close()
+        except Exception:
+            _LOGGER.warning("what was read ahead could not be closed", exc_info=True)
         finally:
             self.results.put(_Ahead(error=StopIteration()))
 
@@ -231,27 +239,38 @@ class Prefetch(Iterator[T]):
     An exception of that iterator is raised from `next`. The thread closes it before it begins with another
     one, and when the `Prefetch` is closed or collected; only then the thread ends. A thread for each iterator
     would cost more, and CPython loses a Ctrl-C that comes while it forgets a thread.
-
-    Attributes:
-        ended: whether it has been closed.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._readings: deque[_Reading] = deque()  # the last is the current one; the thread closes the others
-        self._pool = Pool(1, "read-ahead", helps=False, at_end=partial(_end_readings, self._readings, 0))
-        self.ended = False
+        self._current: _Reading | None = None
+        self._readings: deque[_Reading] = deque()  # those that are not closed yet; the current one is last
+        self._pool = Pool(1, "read-ahead", helps=False, at_end=partial(_end_readings, self._readings))
+        self._is_closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has been closed, or cannot have a thread."""
+        return self._is_closed or self._pool.has_no_thread
 
     def restart(self, source: Iterator[T]) -> None:
         """Go on with the elements of `source`, and with none that were computed before."""
-        self._readings.append(_Reading(source))
+        self._current = _Reading(source)
+        self._readings.append(self._current)
         for reading in [*self._readings][:-1]:
             reading.left = True
 
+    def leave(self) -> None:
+        """Close the iterator, in the thread and without waiting; `restart` gives another one."""
+        for reading in [*self._readings]:
+            reading.left = True
+        with suppress(Ending, WorkerError):
+            self._pool.submit(_end_left, self._readings)
+
     def __next__(self) -> T:
-        if self.ended:
+        reading = self._current
+        if self._is_closed or reading is None:
             raise StopIteration
-        reading = self._readings[-1]
         while reading.ahead <= self._depth:
             self._pool.submit(_read_next, self._readings, reading)
             reading.ahead += 1
@@ -266,13 +285,13 @@ class Prefetch(Iterator[T]):
 
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
-        self.ended = True
+        self._is_closed = True
         self._pool.close()
 
 
 def _read_next(readings: deque[_Reading], reading: _Reading) -> None:
-    """End the readings before the current one, and compute the next element of `reading` if it is that."""
-    _end_readings(readings, 1)
+    """End the readings that were left, and compute the next element of `reading` if it was not."""
+    _end_left(readings)
     if not reading.left:
         thread = threading.current_thread()
         assert isinstance(thread, PoolThread)
@@ -280,9 +299,13 @@ def _read_next(readings: deque[_Reading], reading: _Reading) -> None:
         reading.put_next()
 
 
-def _end_readings(readings: deque[_Reading], count: int) -> None:
-    """End all but the last `count` readings."""
-    while len(readings) > count:
+def _end_left(readings: deque[_Reading]) -> None:
+    while readings and readings[0].left:
+        readings.popleft().end()
+
+
+def _end_readings(readings: deque[_Reading]) -> None:
+    while readings:
         readings.popleft().end()
 
 

@@ -20,7 +20,7 @@ from loaders.augment import Crops, crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
-from precache.engines.processes import memory_file
+from precache.engines.processes import open_memory
 from precache.errors import ImageError, open_files_error
 from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
@@ -82,7 +82,7 @@ class SharedBuffers:
 
     Without them each batch costs the workers fresh memory, and this process the mapping of its pages. The
     memory is a file without a name, because /dev/shm is small in containers, and taken when a buffer is first
-    used. Where the machine does not have as much, there are no buffers.
+    used. Where the system has no such files, there are no buffers.
 
     Attributes:
         memory: uint8 [buffers, samples, height, width, 3]; it changes in every process that has it.
@@ -93,25 +93,27 @@ class SharedBuffers:
 
     def __init__(self, buffers: int, samples: int, size: Size) -> None:
         shape = (buffers, samples, *sides(size), 3)
+        self.memory = np.empty((0, 0, 0, 0, 3), np.uint8)
         try:
-            self._file = memory_file()
-            weakref.finalize(self, self._file.close)
-            self.memory = _map_file(self._file.fileno(), shape)
+            self._file = open_memory()
+            if self._file is not None:
+                weakref.finalize(self, self._file.close)
+                self.memory = _map_file(self._file.fileno(), shape)
         except (OSError, OverflowError) as error:
+            # else it is too large for this machine, though real batches may be smaller
             if (too_many := open_files_error(error)) is not None:
                 raise too_many from error
-            # too large for this machine, though real batches may be smaller
-            self.memory = np.empty((0, *shape[1:]), np.uint8)
         self._taken: set[int | None] = set()
 
-    def __getstate__(self) -> tuple[Any, tuple[int, ...]]:
-        """Return what a process that starts needs to find the memory."""
-        return DupFd(self._file.fileno()), self.memory.shape
+    def __getstate__(self) -> tuple[Any, tuple[int, ...]] | None:
+        """Return what a process that starts needs to find the memory; None if there are no buffers."""
+        return (DupFd(self._file.fileno()), self.memory.shape) if self._file and len(self.memory) else None
 
-    def __setstate__(self, state: tuple[Any, tuple[int, ...]]) -> None:
-        descriptor = state[0].detach()
-        self.memory = _map_file(descriptor, state[1])
-        os.close(descriptor)
+    def __setstate__(self, state: tuple[Any, tuple[int, ...]] | None) -> None:
+        if state is not None:
+            descriptor = state[0].detach()
+            self.memory = _map_file(descriptor, state[1])
+            os.close(descriptor)
 
     def take(self) -> int | None:
         """Number of a free buffer, which is to be filled; None where there are none."""

@@ -7,8 +7,9 @@ The files of Linux that say so are read below a folder, which is `/` but in test
                under torchrun those of its own mask, which is the one that ranks have if nothing divides it
     quota      CPUs of the smallest quota of a cgroup, from the process's own up to the root that is mounted
     per task   SLURM_CPUS_PER_TASK
-    ranks      LOCAL_WORLD_SIZE of torchrun, or the tasks of this node: SLURM_STEP_TASKS_PER_NODE,
-               SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE; the larger, where both are set
+    ranks      LOCAL_WORLD_SIZE of torchrun, or what srun has started on this node: SLURM_STEP_TASKS_PER_NODE,
+               SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE; the larger, where both are set. A script that
+               sbatch starts runs once, and may use the CPUs of all tasks
 
 A rank has the smallest of `own`, `shared / ranks`, `quota / ranks` and its part of `per task`. So a mask that
 is divided already, as by `torchrun --numa-binding` or by an srun that binds its tasks, is not divided again.
@@ -23,6 +24,7 @@ from precache.errors import SettingError
 
 _ROOT = Path("/")
 _TASKS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_STEP = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID")
 
 
 def available_cpus(ranks: int | None = None) -> int:
@@ -59,10 +61,13 @@ def count_cpus(root: Path, environment: Mapping[str, str], ranks: int | None = N
     srun on a machine that confines nobody      128      64      -        16      4    16
     torchrun, once on each node by srun          64      64      -        32      8     4
     one task with --cpus-per-task                64      64      -        16      1    16
+    a batch script for 8 tasks, without srun     64      64      -         8      1    64
+    a batch script for 16 tasks, without srun    16      16      -         -      1    16
     ==========================================  ===  ======  =====  ========  =====  ====
     """
-    own = _mask_size(root / "proc/thread-self/status") or _affinity()
-    tasks, launched = _slurm_tasks(environment), read_launcher("LOCAL_WORLD_SIZE", 1, environment=environment)
+    own = _mask_size(root, "thread-self") or _affinity()
+    tasks = _started_tasks(environment)
+    launched = read_launcher("LOCAL_WORLD_SIZE", 1, environment=environment)
     sharing = max(tasks, launched) if ranks is None else ranks
     if tasks > 1:
         shared = read_launcher("SLURM_CPUS_ON_NODE", _machine_cpus(root), environment=environment)
@@ -74,14 +79,14 @@ def count_cpus(root: Path, environment: Mapping[str, str], ranks: int | None = N
     if (quota := cpu_quota(root)) is not None:
         limits.append(quota / sharing)
     if per_task := read_launcher("SLURM_CPUS_PER_TASK", 0, environment=environment):
-        limits.append(per_task * tasks / sharing)
+        limits.append(per_task * _slurm_tasks(environment) / sharing)
     return max(1, int(min(limits)))
 
 
 def count_local_ranks(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks were launched on this machine, this one included; 1 if nothing was launched."""
     launched = read_launcher("LOCAL_WORLD_SIZE", 1, environment=environment)
-    return max(_slurm_tasks(environment), launched)
+    return max(_started_tasks(environment), launched)
 
 
 def read_launcher(
@@ -111,8 +116,13 @@ def _launcher_error(name: str, text: str, expected: str) -> SettingError:
     )
 
 
+def _started_tasks(environment: Mapping[str, str]) -> int:
+    """Return how many tasks srun has started on this node; 1 where it has started none."""
+    return _slurm_tasks(environment) if any(environment.get(name) for name in _STEP) else 1
+
+
 def _slurm_tasks(environment: Mapping[str, str]) -> int:
-    """Return how many tasks Slurm runs on this node; 1 where it runs none."""
+    """Return how many tasks Slurm has room for on this node; 1 where the job is none of Slurm's."""
     name = next((name for name in _TASKS if environment.get(name)), "")
     counts: list[int] = []
     for word in environment[name].split(",") if name else ():
@@ -131,20 +141,26 @@ def _affinity() -> int:
 
 def _machine_cpus(root: Path) -> int:
     """Return the number of CPUs of the machine."""
-    online = _read(root / "sys/devices/system/cpu/online")
-    return _count_listed(online) if online else os.cpu_count() or 1
+    return len(_online(root)) or os.cpu_count() or 1
 
 
-def _mask_size(status: Path) -> int | None:
-    """Return the number of CPUs in the affinity mask of a process, by its file `status`."""
-    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", _read(status), re.MULTILINE)
-    return _count_listed(match[1]) if match else None
+def _online(root: Path) -> set[int]:
+    return _listed(_read(root / "sys/devices/system/cpu/online"))
 
 
-def _count_listed(cpus: str) -> int:
-    """Count CPUs listed as the kernel does: '0-3,8' are five."""
-    ends = [part.split("-") for part in cpus.split(",")]
-    return sum(int(last[-1]) - int(last[0]) + 1 for last in ends)
+def _mask_size(root: Path, process: str) -> int | None:
+    """Return the number of CPUs in the affinity mask of a process, without those that are offline."""
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", _read(root / "proc" / process / "status"), re.MULTILINE)
+    if match is None:
+        return None
+    allowed = _listed(match[1])
+    return len(allowed & (_online(root) or allowed))
+
+
+def _listed(cpus: str) -> set[int]:
+    """Return CPUs listed as the kernel does: '0-3,8' are five."""
+    ends = [part.split("-") for part in cpus.split(",") if part.strip()]
+    return {cpu for part in ends for cpu in range(int(part[0]), int(part[-1]) + 1)}
 
 
 def _launcher_mask_size(root: Path) -> int | None:
@@ -155,7 +171,7 @@ def _launcher_mask_size(root: Path) -> int | None:
         if match is None:
             return None
         process = match[1]
-    return _mask_size(root / "proc" / process / "status")
+    return _mask_size(root, process)
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:

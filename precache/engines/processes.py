@@ -61,6 +61,7 @@ _MAX_FATAL = 16  # units of a task that are left out, at most
 
 _REPORT_S = 0.1  # how often progress is reported
 _NO_UNIT = -1
+_MFD_CLOEXEC = 1  # https://man7.org/linux/man-pages/man2/memfd_create.2.html
 _REMEDY = (
     "use workers=0, or define its class at the top of a module, and leave open files out in __getstate__"
 )
@@ -198,7 +199,7 @@ def _run_in_processes(
     answers: list[_Answer] = []
     with ExitStack() as started:
         with _explain_failed_start():
-            work = started.enter_context(memory_file())
+            work = started.enter_context(_memory_file())
         _write_work(work, function)
         # all before the first task, because sending one may wait until its worker can read it
         idle = [started.enter_context(_Worker(work)) for _ in first_tasks]
@@ -297,7 +298,7 @@ class _Worker:
         self._reported = 0
         with _explain_failed_start():
             self.connection, worker_end = multiprocessing.Pipe()
-            with worker_end, memory_file() as memory:
+            with worker_end, _memory_file() as memory:
                 self._shared = _map_progress(memory.fileno())
                 descriptors = (worker_end.fileno(), memory.fileno(), work.fileno())
                 with _block_interrupts():  # on Ctrl-C this process ends the run
@@ -389,11 +390,20 @@ def _module_path() -> Iterator[str]:
             yield began_in
 
 
-def memory_file() -> IO[bytes]:
+def _memory_file() -> IO[bytes]:
     """Return a new file that two processes can map: in memory, or where systems cannot, a temporary one."""
+    return open_memory() or tempfile.TemporaryFile()
+
+
+def open_memory() -> IO[bytes] | None:
+    """Return a new file in memory, which two processes can map; None where the system has none."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("precache"), "r+b")
-    return tempfile.TemporaryFile()
+    try:  # a Python that was built for an older Linux, as conda's
+        descriptor = ctypes.CDLL(None).memfd_create(b"precache", _MFD_CLOEXEC)
+    except AttributeError:
+        return None
+    return open(descriptor, "r+b") if descriptor >= 0 else None
 
 
 def _map_progress(file: int) -> _SharedProgress:

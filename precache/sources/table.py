@@ -41,7 +41,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -885,7 +885,9 @@ def _find_pictures(name: str, folder: str, column: str) -> _PicturesInFile:
             locate = partial(_locate_in_table, file.mapped)
             if (pictures := _list_pictures(file, folder, column, name, locate)) is not None:
                 return pictures
-        with tempfile.NamedTemporaryFile(dir=staging.folder(), delete=False) as copy:
+        with ExitStack() as stack:
+            with _failed_copy(name):
+                copy = stack.enter_context(tempfile.NamedTemporaryFile(dir=staging.folder(), delete=False))
             try:
                 pictures = _list_pictures(file, folder, column, copy.name, partial(_copy, name, copy))
             except BaseException:
@@ -903,12 +905,16 @@ def _locate_in_table(mapped: Any, content: Any, offsets: Ints) -> int | None:
 
 def _copy(name: str, copy: Any, content: Any, offsets: Ints) -> int:
     """Copy the pictures of a batch, and return where its `content` would begin in the copy."""
-    problem = f"its pictures cannot be copied into {tempfile.gettempdir()}"
-    with os_errors_as(SourceError, problem, "set TMPDIR to a folder on a larger disk", path=name):
+    with _failed_copy(name):
         start: int = copy.tell() - int(offsets[0])
         copy.write(memoryview(content)[offsets[0] : offsets[-1]])
         copy.flush()
     return start
+
+
+def _failed_copy(name: str) -> AbstractContextManager[None]:
+    problem = f"its pictures cannot be copied into {tempfile.gettempdir()}"
+    return os_errors_as(SourceError, problem, "set TMPDIR to a folder on a larger disk", path=name)
 
 
 def _list_pictures(

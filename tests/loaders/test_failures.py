@@ -24,7 +24,7 @@ import loaders
 from precache import open_dataset
 from precache.dataset.columns import Column
 from precache.dataset.index import INDEX_NAME
-from precache.errors import DatasetError, PrecacheError, WorkerError
+from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.conftest import IMAGES
@@ -152,10 +152,11 @@ class Interruption:
 
 
 def test_a_dead_worker_is_one_error_at_any_line_of_the_loader(converted: dict[str, Path]) -> None:
+    """Also while the thread that reads ahead starts: the loader goes on with it, or with another one."""
     with build_loader(converted["shards"], batch_size=16) as loader:
         expected = ids_of(loader)
-        for line in count(2):  # an interruption before the first line is in the caller's code
-            loader.set_epoch(0)
+    for line in count(2):  # an interruption before the first line is in the caller's code
+        with build_loader(converted["shards"], batch_size=16) as loader:
             iterator = iter(loader)
             with suppress(WorkerError), Interruption(line) as interruption:
                 next(iterator)
@@ -165,7 +166,34 @@ def test_a_dead_worker_is_one_error_at_any_line_of_the_loader(converted: dict[st
             loader.set_epoch(0)
             assert ids_of(loader) == expected, "nothing that was read ahead is taken for another batch"
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert line > 20
+    assert line > 40
+
+
+@dataclass
+class Closing(Interruption):
+    """Closes a loader between two lines of its code, as a signal handler may."""
+
+    loader: loaders.Loader
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        with suppress(RuntimeError):
+            return super().trace(frame, event, argument)
+        sys.settrace(None)
+        self.loader.close()
+        return None
+
+
+def test_a_signal_handler_may_close_the_loader_at_any_line(converted: dict[str, Path]) -> None:
+    for line in count(2):
+        with build_loader(converted["shards"], batch_size=16) as loader:
+            iterator = iter(loader)
+            with suppress(SettingError), Closing(line, loader) as closing:
+                next(iterator)
+            if closing.lines_left > 0:
+                break
+            with pytest.raises(SettingError, match="closed"):
+                next(iter(loader))
+    assert line > 40
 
 
 TRUNCATE_IN_PLACE = """

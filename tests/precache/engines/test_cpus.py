@@ -62,10 +62,15 @@ def test_each_row_of_the_table_holds(row: tuple[str, ...], tmp_path: Path) -> No
     own, shared = int(row[1]), int(row[2])
     environment = {"SLURM_CPUS_PER_TASK": row[4].strip("-")}
     if case.startswith("torchrun"):
-        environment |= {"LOCAL_WORLD_SIZE": row[5], "SLURM_NTASKS_PER_NODE": "1" if "srun" in case else ""}
+        environment |= {
+            "LOCAL_WORLD_SIZE": row[5],
+            "SLURM_STEP_TASKS_PER_NODE": "1" if "srun" in case else "",
+        }
     elif case.startswith("srun"):
-        environment |= {"SLURM_TASKS_PER_NODE": f"9,{row[5]}(x2)", "SLURM_NODEID": "2"}
+        environment |= {"SLURM_TASKS_PER_NODE": f"9,{row[5]}(x2)", "SLURM_NODEID": "2", "SLURM_STEP_ID": "0"}
         environment |= {"SLURM_CPUS_ON_NODE": str(shared)}
+    elif tasks := re.search(r"for (\d+) tasks", case):
+        environment |= {"SLURM_TASKS_PER_NODE": tasks[1], "SLURM_CPUS_ON_NODE": str(shared)}
     make_process(tmp_path, "thread-self", own)
     make_process(tmp_path, "self", own, "A=1\0LOCAL_RANK=0\0" if case.startswith("torchrun") else "")
     make_process(tmp_path, "7", shared, "MY_LOCAL_RANK=0\0")
@@ -109,11 +114,13 @@ def test_a_quota_counts_where_a_container_mounts_it(
 @pytest.mark.parametrize("name", SLURM_NAMES)
 def test_each_variable_of_slurm_counts_tasks(name: str, tmp_path: Path) -> None:
     make_process(tmp_path, "thread-self", 64)
-    write(tmp_path, sys__devices__system__cpu__online="0-31,64-95\n")
-    assert count_cpus(tmp_path, {name: "8"}) == 8
-    assert count_cpus(tmp_path, {name: "8", "LOCAL_WORLD_SIZE": "8"}) == 8  # a script sets it itself
+    write(tmp_path, sys__devices__system__cpu__online="0-31,64-95\n")  # half of the mask is offline
+    step = {"SLURM_STEP_ID": "0"}
+    assert count_cpus(tmp_path, {}) == 32
+    assert count_cpus(tmp_path, {**step, name: "8"}) == 8
+    assert count_cpus(tmp_path, {**step, name: "8", "LOCAL_WORLD_SIZE": "8"}) == 8  # a script sets it itself
     with pytest.raises(SettingError, match=f"{name} .*eight"):
-        count_cpus(tmp_path, {name: "eight"})
+        count_cpus(tmp_path, {**step, name: "eight"})
 
 
 def test_nothing_of_linux_is_needed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_spikes_are_found_with_their_period_and_its_cause() -> None:
     for spikes, period, cause in (
         (range(7, 200, 8), 8, "as many as the loader has workers"),
         (range(0, 200, 16), 16, "not the number of workers (8)"),
-        ((7, 11, 48, 90, 93, 151, 199), None, "7 batches waited 50."),
+        ((7, 11, 48, 90, 93, 151, 199), None, "7 of 200 batches waited far longer than the others: 50."),
     ):
         waits = steady(200)
         assert describe_batches(analyse_batches(waits, np.full(200, STEP_S), []), 8) == []

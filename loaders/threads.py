@@ -155,9 +155,8 @@ class Pool:
                 thread = self._unstarted.popleft()
                 try:
                     thread.start()
-                except BaseException:  # no thread could be started, or a Ctrl-C came before it was
-                    if thread.ident is None:
-                        self._unstarted.appendleft(thread)
+                except WorkerError:  # after a Ctrl-C it may be about to run: see `has_no_thread`
+                    self._unstarted.appendleft(thread)
                     raise
         future: Future[T] = Future()
         self._tasks.queue.put((future, function, arguments))

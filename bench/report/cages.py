@@ -186,8 +186,8 @@ def _explain_few(cpus: ScriptCpus, limit: float) -> str:
     fewer = max(1, int(limit / cpus.ranks))
     rest = f", or give num_workers={fewer}" if fewer < cpus.workers else ""
     if limit < len(cpus.start):
-        wanted = max(workers, 2 * cpus.ranks)
-        return f"{few}: raise the quota (docker run --cpus={wanted}, limits.cpu of Kubernetes){rest}."
+        enough = max(workers, 2 * cpus.ranks)
+        return f"{few}: raise the quota (docker run --cpus={enough}, limits.cpu of Kubernetes){rest}."
     if "SLURM_JOB_ID" in cpus.variables:
         wanted = f"--cpus-per-task={max(2, cpus.workers)}"
         return f"{few}: `#SBATCH {wanted}`, and the same for srun{rest}."

@@ -479,9 +479,10 @@ def _write_dataset(job: _Job, folder: Path, finished: Mapping[str, Sidecar]) -> 
     index = _make_index(samples, scan_rows, columns, rejected, recipe)
     if not len(index):
         remove_traces(folder, job.description)  # nothing was finished, so a repaired source may begin anew
-        if folder != job.destination:  # the hidden one of --overwrite
-            folder.rmdir()
-            folder.parent.rmdir()
+        if folder != job.destination:  # the hidden one of --overwrite, in which files of the user's may be
+            with suppress(OSError):
+                folder.rmdir()
+                folder.parent.rmdir()
         raise DatasetError(
             f"none of its {len(samples):,} pictures can be converted; the first one, {rejected[0].path}, "
             f"{rejected[0].reason}",

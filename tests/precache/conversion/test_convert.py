@@ -56,7 +56,7 @@ def test_corrupt_pictures_are_named_counted_and_left_out(
 
 
 def test_a_source_without_a_picture_that_opens_leaves_nothing(tmp_path: Path) -> None:
-    """So the repaired source is not refused as another one."""
+    """The repaired source is then not refused as another one, and with --overwrite no folder stays beside."""
     tree, out = tmp_path / "tree", tmp_path / "out"
     (tree / "ant").mkdir(parents=True)
     (tree / "ant/1.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
@@ -65,6 +65,12 @@ def test_a_source_without_a_picture_that_opens_leaves_nothing(tmp_path: Path) ->
     assert contents(out) == {}
     (tree / "ant/1.jpg").write_bytes(encode_image(noise(40, 50), "JPEG"))
     assert len(convert(tree, out, small_recipe("shards"), workers=0).manifest.shards) == 1
+    before = contents(out)
+    (tree / "ant/1.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
+    with pytest.raises(DatasetError, match="none of its 1 pictures"):
+        convert(tree, out, small_recipe("shards"), workers=0, max_rejects=1, overwrite=True)
+    assert contents(out) == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"tree", "out", ".out.precache-lock"}
 
 
 def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_path: Path) -> None:

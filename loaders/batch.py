@@ -20,6 +20,7 @@ from torch.utils._pytree import register_pytree_node
 
 from precache.dataset.columns import Ints
 from precache.errors import ImageError
+from precache.pictures.jpeg import Pixels
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: numbers of samples in the stored order of a split."""
@@ -174,12 +175,15 @@ class Request:
         padding: how many at the end of `positions` are repeats, which fill the batch up.
         places: int64 [n], the samples' places in their epoch; given where a sample may come several times in
             an epoch, so that it is augmented anew each time.
+        memory: where a backend that fills batches on the CPU puts this one, uint8 [at least n, height, width,
+            channels]; None: memory of its own.
     """
 
     epoch: int
     positions: Positions
     padding: int = 0
     places: Ints | None = None
+    memory: Pixels | None = None
 
     def select(self, slots: Ints) -> "Request":
         """Return a request for the samples at `slots` of this one, int64 [m], alone."""

@@ -25,9 +25,10 @@ from loaders.device import Lane, find_device
 from loaders.first_use import convert_on_first_use
 from loaders.loader import Loader
 from loaders.order import EpochOrder, RankBatches, Weights
-from loaders.read import BACKENDS, ray_reader
+from loaders.read import BACKENDS, processes, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
+from loaders.read.worker import OpenReader
 from loaders.sampling import choose_samples
 from loaders.settings import (
     BUILD_HINTS,
@@ -248,14 +249,25 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     _check_fits(spec, data)
     mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _divide_augmentation(spec, data)
-    is_on_ray = spec.reading.engine == "ray"
-    open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
+    open_reader = _choose_reader(spec, backend)
     with lane.active():
         if spec.reading.cache is None:
             reader = open_reader(spec, data, crops)
         else:
             reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
     return Pipeline(spec, data, lane, reader, late, mean_and_std)
+
+
+def _choose_reader(spec: LoaderSpec, backend: str) -> OpenReader:
+    """Return the function that opens the reader of a backend with the engine of the settings."""
+    engine, open_reader = spec.reading.engine, BACKENDS[backend]
+    if engine == "auto" and backend in ("shards", "webdataset") and spec.device.type == "cuda" and spec.workers:
+        engine = "processes"
+    if engine == "ray":
+        return partial(ray_reader.RayReader, backend)
+    if engine == "processes":
+        return partial(processes.ProcessesReader, backend, open_reader)
+    return open_reader
 
 
 def _choose_order(

@@ -77,9 +77,13 @@ class Reading:
             the dataset that is being read, those read last, so that a dataset that does not fit keeps a part
             for the next epoch. Shards in use stay even beyond the bound. Default: what leaves a twentieth of
             the disk free, at most 10 GiB.
-        engine: `"local"`, or `"ray"`: the nodes of a running Ray cluster read, decode and crop. `path` must
-            then be on storage that all of them see, and `workers` is how many of their CPUs work for this
-            rank. Caches and work on a device stay in this process.
+        engine: who reads, decodes and crops. `"local"`: this process; `pytorch` has worker processes, the
+            others threads. `"processes"`: worker processes for backends `shards` and `webdataset`, too:
+            a training that launches its operations from Python then takes no turns with threads at the
+            interpreter's lock, and each batch is copied once more. `"ray"`: the nodes of a running Ray
+            cluster; `path` must then be on storage that all of them see, and `workers` is how many of their
+            CPUs work for this rank. Work on a device stays in this process. `"auto"`: `"processes"` for
+            these two backends where `device` is a GPU and `workers` is not 0, else `"local"`.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -93,7 +97,7 @@ class Reading:
     on_error: Literal["raise", "skip"] = "raise"
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
-    engine: Literal["local", "ray"] = "local"
+    engine: Literal["auto", "local", "processes", "ray"] = "auto"
 
     def __post_init__(self) -> None:
         check_names(self)
@@ -108,6 +112,8 @@ class Reading:
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
                 f"this rank, as Reading(engine='ray', workers=16)"
             )
+        if self.engine == "processes" and self.workers == 0:
+            raise SettingError("workers 0 with engine 'processes'", remedy="leave one of the two out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,7 +269,7 @@ class LoaderSpec:
                 f"cache 'device' is the memory of a GPU, and device is {str(self.device)!r}",
                 remedy="leave it out: main memory keeps the files of 'precache convert --format shards'",
             )
-        workers = self.reading.workers if self.reading.engine == "local" else "auto"
+        workers = "auto" if self.reading.engine == "ray" else self.reading.workers
         for name, count in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, available_cpus() if count == "auto" else count)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -49,6 +49,8 @@ class Settings:
         augment, last, rank, world_size: see `loaders.build`.
         shuffle: name in SHUFFLES.
         check, cache: see `loaders.Reading`.
+        engine: see `loaders.Reading`; None: `processes` where the trainer launches operations, as `auto` chooses
+            for a GPU, else `auto`.
         monitored: whether the machine is monitored while a trainer is fed.
         around: context manager to enter around the run, in the trial's process; tests slow a stage down
             with it.
@@ -76,6 +78,7 @@ class Settings:
     shuffle: str = "auto"
     check: Check = "first-read"
     cache: CacheName | None = None
+    engine: Literal["local", "processes"] | None = None
     last: Last = LAST
     rank: int | None = None
     world_size: int | None = None

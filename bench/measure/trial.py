@@ -86,6 +86,10 @@ def open_loader(settings: Settings, dtype: torch.dtype) -> TrialLoader:
         return _open_imagefolder(settings)
     backend: Any = settings.backend  # a Literal of `loaders.build`, which a str is not
     workers: int | Literal["auto"] = "auto" if settings.workers is None else settings.workers
+    engine: Any = settings.engine
+    if engine is None:
+        is_threaded = settings.backend in ("shards", "webdataset") and settings.workers != 0
+        engine = "processes" if settings.launches and is_threaded else "auto"
     return loaders.build(
         settings.path,
         backend=backend,
@@ -97,7 +101,9 @@ def open_loader(settings: Settings, dtype: torch.dtype) -> TrialLoader:
         dtype=dtype,
         sampling=loaders.Sampling(last=settings.last),
         ranks=loaders.Ranks(rank=settings.rank, world_size=settings.world_size),
-        reading=loaders.Reading(workers=workers, check=settings.check, cache=settings.cache),
+        reading=loaders.Reading(
+            workers=workers, check=settings.check, cache=settings.cache, engine=engine
+        ),
     )
 
 

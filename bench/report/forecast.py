@@ -8,8 +8,8 @@ A conversion takes its start-up, and then the time of its pictures, shared out a
 faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
 its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
 disk. The trainer gets what the slower of loader and trainer gives, less what was lost on the sample when both
-ran together. Ranges are over the turns, and wider by MODEL_ERROR; `bench.lab.forecast` counts how often what
-came lay within.
+ran together. Ranges are over the turns, and wider by MODEL_ERROR; the time of a conversion is a bound, because
+few pictures say little about its start-up. `bench.lab.forecast` counts how often what came lay within.
 """
 
 import math
@@ -22,7 +22,7 @@ from bench.report.change import Basis
 from bench.report.gain import TODAY_BACKEND, busy_share, find_gain
 from bench.report.loaders import FED, LOADER, TRAINER
 from bench.report.result import RAW, Row, Trial, is_emulated
-from bench.report.stats import Estimate, estimate
+from bench.report.stats import Estimate, at_most, estimate
 from precache.formats import FORMATS
 from precache.pictures.images import MAX_SIZE
 
@@ -39,7 +39,7 @@ BACKENDS = {
 }
 """Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
 MODEL_ERROR = 0.15
-"""Share by which a training or a conversion may be slower or faster than the sample says."""
+"""Share by which a training may be slower or faster, and a conversion slower, than the sample says."""
 HELD: tuple[int, int] | None = None
 """Predictions that came within their range, and those tried, by `bench.lab.forecast`; None: not counted."""
 RISK = (
@@ -259,7 +259,7 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
     else:
         work_s = inputs.images * profile.image_s / inputs.cpus
         write_s = size_bytes / inputs.disk_bytes_per_s
-        values["convert_s"] = _with_error([profile.startup_s + max(work_s, write_s)])
+        values["convert_s"] = at_most((profile.startup_s + max(work_s, write_s)) * (1 + MODEL_ERROR))
     backend = BACKENDS[profile.name]
     data_kind = profile.name if is_converted else RAW
     return Row(

@@ -342,9 +342,10 @@ def source_name(row: Row) -> str:
 def _cost(row: Row) -> str:
     """Time and disk that converting takes once, like '24.2 s, 286 MiB'."""
     seconds, stored = row.values.get("convert_s"), row.values.get("stored_bytes")
-    time = "time not measured" if seconds is None else duration(seconds.median)
-    if seconds is not None and row.basis == Basis.PREDICTED:
-        time = f"at most {duration(seconds.high)}"
+    if seconds is None:
+        time = "time not measured"
+    else:
+        time = seconds.text(duration) if row.basis == Basis.PREDICTED else duration(seconds.median)
     return time if stored is None else f"{time}, {human_bytes(stored.median)}"
 
 

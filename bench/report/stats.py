@@ -32,9 +32,10 @@ class Estimate:
     low: float
     high: float
 
-    def to_json(self) -> dict[str, float]:
-        """Plain JSON values: three numbers by name."""
-        return {"median": self.median, "low": self.low, "high": self.high}
+    def to_json(self) -> dict[str, float | None]:
+        """Plain JSON values: three numbers by name; None where a bound has no end."""
+        values = {"median": self.median, "low": self.low, "high": self.high}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     def __format__(self, form: str) -> str:
         """Write `1.20 (1.15-1.25)`, `1.20` or `at least 1.20`, each number in the given format."""

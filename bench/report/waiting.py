@@ -19,8 +19,9 @@ busy. With some number of workers, the period from one batch to the next is at m
 
 as where no batch is loaded on those CPUs while they step. What else a change brings only makes it shorter:
 workers that read ahead, steps that run on CPUs of their own. So the images/s that follow are a lower bound,
-and how often it held in the lab is BOUNDS_HELD. Where other processes use the CPUs, or the wait is not
-explained by the parts of its samples, nothing is predicted.
+and how often it held in the lab is BOUNDS_HELD. Nothing is predicted where other processes use the CPUs, where
+the wait is not explained by the parts of its samples, and where workers would take CPUs from a step that
+computes on several: its threads wait for each other, so it slows down by more than the CPUs that it loses.
 
 The parts of a sample, timed alone, are compared with `load`. Where they explain less than half of it, no part
 is what the training waits for, but CPUs that somebody else uses, or something that nobody has timed.
@@ -55,7 +56,9 @@ _MIN_SECTION_BATCHES = 4
 _MIN_EXPLAINED_SHARE = 0.5  # of a wait, by its parts, below which none of them is called its cause
 _MIN_BUSY_SHARE = 0.05  # of a wait, in unexplained CPU seconds, above which threads are busy
 _MIN_HELD_STEPS = 2  # steps timed alone, below which they are not used
-_MODEL_ERROR = 0.1  # share by which every period may be longer: steps change when data comes otherwise
+_MIN_THREADS = 1.2  # CPUs of a step above which several threads compute it
+_MODEL_ERROR = 0.2  # share by which every period may be longer: steps change when data comes otherwise
+_FIRST_LOADS = 2  # time of the first batch of an epoch, at most, in loads: workers begin, and share the CPUs
 _WORKER_MARGIN = 1.25  # advised workers should load this many times faster than the training steps
 
 
@@ -693,14 +696,17 @@ class _Model:
             cpu_share = max(cpu_share, self._computing_share)
         return int(self.cpus / cpu_share)
 
-    def predict_workers(self, workers: int) -> Estimate:
-        """Predict the images/s that another number of workers brings at least."""
+    def predict_workers(self, workers: int) -> Estimate | None:
+        """Predict the images/s that another number of workers brings at least; None: it cannot be predicted."""
         stream = self._stream
+        step_cpus = stream.step_cpu_s / max(self.step_s, 1e-9)
+        if step_cpus > _MIN_THREADS and step_cpus + workers > self.cpus:
+            return None
         start_s = stream.start_wait_s
         if stream.workers == 0:  # workers cannot read ahead of the first batch of an epoch
-            start_s = self.load_s * len(stream.starts) / stream.batches
+            start_s = _FIRST_LOADS * self.load_s * len(stream.starts) / stream.batches
         shared_s = self.load_s / workers
-        step_share = min(1.0, stream.step_cpu_s / max(self.step_s * self.cpus, 1e-9))
+        step_share = min(1.0, step_cpus / self.cpus)
         period_s = start_s + max(
             self.step_s + step_share * shared_s,
             shared_s,
@@ -721,16 +727,18 @@ def _suggest_more_workers(stream: Stream, model: _Model) -> Change | None:
     arguments: dict[str, Any] = {"num_workers": workers}
     if stream.workers == 0:
         arguments["persistent_workers"] = True
-    return Change(ChangeKind.WORKERS, model.predict_workers(workers), Basis.BOUND, arguments)
+    rate = model.predict_workers(workers)
+    if rate is None:
+        return Change(ChangeKind.WORKERS, at_least(0.0), Basis.UNKNOWN, arguments)
+    return Change(ChangeKind.WORKERS, rate, Basis.BOUND, arguments)
 
 
 def _suggest_persistent_workers(stream: Stream) -> Change | None:
     """Suggest to keep workers from epoch to epoch, which saves their start, but not loading a first batch."""
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_wait_share < NEGLIGIBLE_SHARE:
         return None
-    # the first batch of an epoch still takes the time of two loads, at most, since workers share the CPUs
     extra_s = max(stream.start_s - stream.usual_s, 1e-9)
-    saved_share = max(0.0, 1 - 2 * stream.sample_s * stream.images / extra_s) if stream.parts else 0.0
+    saved_share = max(0.0, 1 - _FIRST_LOADS * stream.sample_s * stream.images / extra_s) if stream.parts else 0.0
     period_s = stream.period_s - stream.start_wait_s * saved_share
     rate = at_least(stream.images / period_s * (1 - _MODEL_ERROR))
     return Change(ChangeKind.PERSISTENT_WORKERS, rate, Basis.BOUND, {"persistent_workers": True})

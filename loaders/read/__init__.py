@@ -1,14 +1,16 @@
 """The backends: one file for each, and the parts that they share.
 
-    dali, pytorch, shards, synthetic    the backends of these names; `webdataset` is in decoding
-    decoding     reads and decodes pictures of a raw tree, and JPEGs in shards
+    dali, shards, synthetic    the backends of these names
+    decoding     reads and decodes JPEGs in shards (`webdataset`), and pictures of a raw tree (`pytorch`)
+    processes    runs a backend in worker processes, as `pytorch` does by default
+    ray_reader   runs a backend on the nodes of a Ray cluster
+    worker       a backend's reader in such a process, or on such a node
     filler       fills batches with crops, with threads
     opening      opens shards ahead of their use, and fetches those at a URL
     blocks       reads files that fit into memory ahead of their use, in huge pages
     integrity    compares samples with their checksums
     cache        a reader that caches decoded pictures in the GPU's memory
     main_memory  main memory that is free for this process
-    ray_reader   runs a backend on the nodes of a Ray cluster
 
 What is done ahead, and by which threads:
 
@@ -32,12 +34,12 @@ from collections.abc import Callable
 from loaders.augment import Crops
 from loaders.batch import Reader
 from loaders.dataset import SplitData
-from loaders.read import dali, decoding, pytorch, shards, synthetic
+from loaders.read import dali, decoding, processes, shards, synthetic
 from loaders.settings import LoaderSpec
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.DaliReader,
-    "pytorch": pytorch.open_reader,
+    "pytorch": processes.open_tree,
     "shards": shards.ShardsReader,
     "synthetic": synthetic.SyntheticReader,
     "webdataset": decoding.ThreadsReader,

@@ -130,6 +130,7 @@ class EncodedPictures:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, threads: int) -> None:
         self.pool = Pool(max(1, threads), "read")
+        self._reads_here = threads == 1  # to hand a file over to the only thread would cost, and gain nothing
         self.random_access = data.kind == RAW
         self._data = data
         self._check = SampleCheck(data, spec.reading.check)
@@ -150,7 +151,7 @@ class EncodedPictures:
         for request in requests:
             if self.random_access:
                 files = [self._data.files[position] for position in request.positions.tolist()]
-                yield request, self.pool.map(read, files)
+                yield request, [*map(read, files)] if self._reads_here else self.pool.map(read, files)
                 continue
             try:
                 pictures = self._read_samples(request)

@@ -85,14 +85,14 @@ class SharedBuffers:
     used. Where the system has no such files, there are no buffers.
 
     Attributes:
-        memory: uint8 [buffers, samples, height, width, 3]; it changes in every process that has it.
+        memory: uint8 [buffers, samples, height, width, channels]; it changes in every process that has it.
 
     Raises:
         OpenFilesError: this process has too many open files.
     """
 
-    def __init__(self, buffers: int, samples: int, size: Size) -> None:
-        shape = (buffers, samples, *sides(size), 3)
+    def __init__(self, buffers: int, samples: int, size: Size, channels: int) -> None:
+        shape = (buffers, samples, *sides(size), channels)
         self.memory = np.empty((0, 0, 0, 0, 3), np.uint8)
         try:
             self._file = open_memory()
@@ -184,23 +184,12 @@ class _Filling:
 
 
 class BatchFiller:
-    """Fills batches with the served parts of pictures, with threads.
-
-    Args:
-        memory: where to put every batch, uint8 [samples, height, width, channels]; None: a buffer for each.
-    """
+    """Fills batches with the served parts of pictures, with threads."""
 
     def __init__(
-        self,
-        data: SplitData,
-        crops: Crops,
-        batch_size: int,
-        threads: int,
-        device: torch.device,
-        memory: Pixels | None = None,
+        self, data: SplitData, crops: Crops, batch_size: int, threads: int, device: torch.device
     ) -> None:
         self._data = data
-        self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
         self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.channels)
@@ -233,10 +222,6 @@ class BatchFiller:
             for filling in running:
                 _stop_filling(filling)
 
-    def fill(self, pictures: Pictures) -> DecodedBatch:
-        """Fill one batch, in the thread that calls."""
-        return self._finish(self._prepare(pictures))
-
     def close(self) -> None:
         """End the threads."""
         self._pool.close()
@@ -250,10 +235,10 @@ class BatchFiller:
             shapes = self._data.shapes_at(request.positions)
         boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
         samples = len(ids) * self._crops.views
-        if self._memory is None:
+        if request.memory is None:
             images = self._buffers.take(samples)
         else:
-            images = torch.from_numpy(self._memory[:samples])
+            images = torch.from_numpy(request.memory[:samples])
         slots = range(len(ids))
         max_size = _PICTURES_PER_PART if pictures.in_memory else 1
         size = max(1, min(max_size, len(ids) // self._threads))

@@ -13,7 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -26,11 +26,12 @@ from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read import BACKENDS
-from loaders.settings import LoaderSpec, Reading, Sampling
+from loaders.read.worker import EMPTY_REQUEST, WorkerReader, check_backend, has_random_access, worker_spec
+from loaders.settings import LoaderSpec
 from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
-from precache.errors import DatasetError, ImageError, SettingError, WorkerError
+from precache.errors import DatasetError, ImageError, WorkerError
 from precache.pictures.jpeg import Pixels
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
@@ -48,7 +49,6 @@ class _Job:
     crops: Crops
 
 
-_EMPTY_REQUEST = Request(0, np.empty(0, np.int64))
 _MAX_READERS = 4  # open readers of a process: a new one closes the least recently used
 
 
@@ -66,25 +66,19 @@ def decode(job: list[Any], request: Request) -> Decoded | Exception:
         request: an empty one only opens the reader.
     """
     try:
-        requests, batches = _open(job[0])
+        reader = _open(job[0])
         if not len(request.positions):
             return np.empty(0, np.uint8), {}
-        # Readers take one request more than they serve: an empty one follows, for them to take.
-        requests.extend((request, _EMPTY_REQUEST))
-        for batch in batches:
-            if len(batch.images) or batch.refused:  # not the batch of an empty request
-                return batch.images.numpy(), dict(batch.refused)
-        raise WorkerError("the backend's reader ended early")
+        batch = reader.read(request)
+        return batch.images.numpy(), dict(batch.refused)
     except Exception as error:
         _open.cache_clear()  # a reader that has failed serves nothing more
         return error
 
 
 @lru_cache(_MAX_READERS)
-def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
-    """Open the reader of a job: the queue of its requests, and the iterator of its batches.
-
-    Its files stay open, and its threads run, until the iterator is gone.
+def _open(reference: Any) -> WorkerReader:
+    """Open the reader of a job. Its files stay open, and its threads run, until it is gone.
 
     Raises:
         SettingError: this node has other versions than the loader.
@@ -97,9 +91,7 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
     job: _Job = ray.get(reference)
     node = connector.enter_node(job.origin, versions())
     connector.check_readable(node, partial(_check_same_data, job.data))
-    requests: deque[Request] = deque()
-    reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
-    return requests, iter(reader.read(iter(requests.popleft, None)))
+    return WorkerReader(BACKENDS[job.backend], job.spec, job.data, job.crops)
 
 
 def _check_same_data(data: SplitData) -> None:
@@ -114,8 +106,6 @@ def _check_same_data(data: SplitData) -> None:
             raise DatasetError("is another dataset there", path=dataset.path)
 
 
-CPU_BACKENDS = ("pytorch", "shards", "webdataset")
-"""Backends that decode on a CPU, in the order of the requests."""
 _MAX_DEATHS = 3  # of processes at one batch
 _LOOK_S = 0.2  # time between two looks at whether the cluster has nodes
 _NO_NODE_S = 10.0  # wait for a node to come back
@@ -133,14 +123,9 @@ class RayReader:
     """
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        if backend not in CPU_BACKENDS:
-            raise SettingError(
-                f"engine 'ray' decodes with backend {', '.join(CPU_BACKENDS)}, not with {backend!r}",
-                remedy="choose one of them, or engine 'local'",
-            )
+        check_backend(backend, "ray")
         assert isinstance(spec.reading.workers, int)
-        fetches_few = data.download_cache is None or spec.shuffle == "full"  # as of `ShardsReader`
-        self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
+        self.random_access = has_random_access(backend, spec, data)
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
@@ -148,12 +133,12 @@ class RayReader:
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MAX_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
-        job = _Job(connector.Origin.here(versions()), backend, _task_spec(backend, spec), data, crops)
+        job = _Job(connector.Origin.here(versions()), backend, worker_spec(backend, spec), data, crops)
         self._job = [self._ray.put(job)]
         # A probe, so that faults of the nodes are raised now and not within an epoch.
-        probe = self._decode.remote(self._job, _EMPTY_REQUEST)
+        probe = self._decode.remote(self._job, EMPTY_REQUEST)
         self._wait([probe])
-        self._batch(self._result(_EMPTY_REQUEST, probe))
+        self._batch(self._result(EMPTY_REQUEST, probe))
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
@@ -246,19 +231,3 @@ class RayReader:
         images = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.copyto(images.numpy(), pixels)
         return DecodedBatch(images, refused)
-
-
-def _task_spec(backend: str, spec: LoaderSpec) -> LoaderSpec:
-    """Settings of the reader on a node: one thread, random access."""
-    workers = 0 if backend == "pytorch" else 1
-    reading = Reading(workers=workers, threads=1, check=spec.reading.check, on_error=spec.reading.on_error)
-    return replace(
-        spec,
-        device=torch.device("cpu"),
-        shuffle="full",
-        reading=reading,
-        # not sent along: what they say is in the data and the crops already
-        path=None,
-        augment=None,
-        sampling=Sampling(),
-    )

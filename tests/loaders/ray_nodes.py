@@ -7,8 +7,6 @@ from typing import Any
 
 STORE_BYTES = 150_000_000  # of each node's object store; there are at most 2 nodes at a time
 NODE_CPUS = 3  # as many as readers; Ray starts a process for each at once
-ON_RAY = "ray-"
-"""Prefix of a backend's name that stands for reading on the cluster."""
 
 
 @contextmanager

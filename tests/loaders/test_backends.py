@@ -15,7 +15,6 @@ from tests import loader_contract as contract
 from tests import sampling_contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
-from tests.loaders.ray_nodes import ON_RAY
 
 RAW_SIZE = 40
 # (backend, what it reads, smallest distance in dB from the converter's pixels, which JPEG changes)
@@ -25,8 +24,9 @@ CASES: list[Case] = [
     ("shards", "shards", math.inf),
     ("webdataset", "webdataset", 34.0),
     ("dali", "dali", 34.0),
+    ("processes-shards", "shards", math.inf),
 ]
-"""Cases that the whole contract is tested with."""
+"""Cases that the whole contract is tested with: backend, behind an engine other than `local`; what it reads."""
 LIST_CASES: list[Case] = [(backend, f"list-{kind}", worst_psnr) for backend, kind, worst_psnr in CASES]
 """Cases of a list of two datasets, with which samples, pixels and orders are tested."""
 SYNTHETIC = ("synthetic", "shards", None)
@@ -44,8 +44,10 @@ OTHER_CASES: list[Case] = [
     *(
         (backend, f"{shape}-{kind}", worst_psnr)
         for shape in ("rectangle", "grey")
-        for backend, kind, worst_psnr in (*CASES[1:], SYNTHETIC)
+        for backend, kind, worst_psnr in (*CASES[1:4], SYNTHETIC)
     ),
+    ("processes-webdataset", "keep-webdataset", 34.0),
+    ("processes-webdataset", "grey-webdataset", 34.0),
     ("ray-pytorch", "raw", 60.0),
     ("ray-shards", "list-shards", math.inf),
 ]
@@ -63,7 +65,8 @@ class BackendCase:
 
     def __init__(self, case: Case, folders: dict[str, Path], other: dict[str, Path], device: str) -> None:
         backend, kind, self.worst_psnr = case
-        if backend == "dali":
+        engine, _, name = backend.rpartition("-")
+        if name == "dali":
             pytest.importorskip("nvidia.dali", reason=NO_DALI)
         self.kind = kind.removeprefix("list-")
         self.paths, self.trees = [folders[self.kind]], [folders["raw"]]
@@ -78,13 +81,16 @@ class BackendCase:
         self.build: contract.Build = partial(
             build_loader,
             self.paths if kind.startswith("list") else self.paths[0],
-            backend=backend.removeprefix(ON_RAY),
+            backend=name,
             device=device,
             size=self.size,
             batch_size=16,
             workers=1,
-            engine="ray" if backend.startswith(ON_RAY) else "local",
+            engine=engine or "local",
         )
+        if engine == "processes":  # for which 0 workers are no setting
+            build = self.build
+            self.build = lambda workers=1, **settings: build(workers=max(1, workers), **settings)
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
     device: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    if case[0].startswith(ON_RAY):
+    if case[0].startswith("ray-"):
         request.getfixturevalue("ray_cluster")
     opened = BackendCase(case, folders, other, device)
     build = partial(opened.build, workers=2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.report import forecast
-from bench.report.forecast import Inputs, Profile, Turn, choose_format, predict
+from bench.report.forecast import MODEL_ERROR, Inputs, Profile, Turn, choose_format, predict
 from bench.report.result import Row
 from bench.report.stats import exceeds
 from bench.report.verdict import training_rate
@@ -34,10 +34,11 @@ def predictions(*profiles: Profile, **changes: Any) -> dict[str, Row]:
 
 
 def convert_s(row: Row) -> float | None:
-    return row.values["convert_s"].median if "convert_s" in row.values else None
+    """The bound, without what a conversion may be slower than the sample says."""
+    return row.values["convert_s"].high / (1 + MODEL_ERROR) if "convert_s" in row.values else None
 
 
-def test_conversion_time_is_start_up_plus_the_slower_of_cpus_and_disk() -> None:
+def test_conversion_time_is_at_most_start_up_plus_the_slower_of_cpus_and_disk() -> None:
     for changes, shards_s, tars_s in (
         ({}, 1 + 3000 * 0.002, 1 + 3000 * 0.003),
         ({"cpus": 16}, 1 + 1.2e9 / 500e6, 1 + 375 * 0.003),  # shards are as fast as the disk

@@ -366,16 +366,25 @@ def test_advised_workers_are_more_than_today_and_limited_by_the_cpus(
     assert workers < advised <= MAX_WORKERS_PER_CPU * cpus
 
 
-def test_loading_shares_the_cpus_with_steps_on_all_of_them() -> None:
-    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # the step keeps 4 CPUs busy for 0.1 s
+def test_loading_shares_the_cpus_with_steps() -> None:
+    stream = waiting_stream(step_cpu_s=0.1, process_cpu_s=0.4)  # the step keeps a CPU busy for 0.1 s
     machine = Machine(4, 0.4, 0.0)
     change = find_change("workers", stream, machine)
     workers = change.arguments["num_workers"]
     assert workers == 4  # each loads a batch in 0.3 s, with one CPU
-    rate = IMAGES * 0.9  # steps may take longer when data comes otherwise
-    assert change.images_per_s.low == pytest.approx(rate / (0.1 + 0.3 / workers))
+    rate = IMAGES * 0.8  # steps may take longer when data comes otherwise
+    assert change.images_per_s.low == pytest.approx(rate / (0.1 + 0.3 / workers / 4))
     beside_gpu = find_change("workers", replace(stream, step_cpu_s=0.0), machine)
     assert beside_gpu.images_per_s.low == pytest.approx(rate / 0.1)
+
+
+@pytest.mark.parametrize(("cpus", "basis"), [(4, Basis.UNKNOWN), (8, Basis.BOUND)])
+def test_nothing_is_predicted_where_workers_take_cpus_from_the_threads_of_a_step(
+    cpus: int, basis: Basis
+) -> None:
+    stream = waiting_stream(step_cpu_s=0.3, process_cpu_s=0.6)  # three threads for 0.1 s
+    change = find_change("workers", stream, Machine(cpus, 0.4, 0.0))
+    assert change.basis == basis
 
 
 def test_first_batch_of_an_epoch_is_not_read_ahead() -> None:

@@ -1,10 +1,14 @@
-"""Backend `pytorch`: decode a raw tree in the worker processes of a DataLoader, or in threads.
+"""Worker processes of a DataLoader in which a backend reads and decodes, so that the training does not wait.
 
-Pictures are decoded as the converter decodes them. The served part is cut out of the whole upright picture
-and resized once, antialiased, as by torchvision's transforms. Batches cross the process boundary as uint8, in
-shared memory, and are copied out of it: what is served belongs to this process alone, so that no worker and
-no forked process writes into it. The memory is not torch's, which a worker hands over through a socket for
-each batch: that would keep a file open, and fail where the program has set a timeout for sockets.
+Threads of this process would take turns with the training at the interpreter's lock: each picture costs a
+training that launches its operations from Python more time than the lock is held for, since it is handed over
+several times. A batch of a worker process costs one copy. Backend `pytorch` is always run so, unless `workers`
+is 0; the others with `Reading(engine="processes")`.
+
+Batches cross the process boundary as uint8, in shared memory, and are copied out of it: what is served belongs
+to this process alone, so that no worker and no forked process writes into it. The memory is not torch's, which
+a worker hands over through a socket for each batch: that would keep a file open, and fail where the program
+has set a timeout for sockets.
 """
 
 import atexit
@@ -12,10 +16,12 @@ import gc
 import multiprocessing
 import os
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -24,13 +30,13 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.read import decoding
-from loaders.read.filler import BatchFiller, BufferPool, SharedBuffers
+from loaders.read.filler import BufferPool, SharedBuffers
+from loaders.read.worker import OpenReader, WorkerReader, check_backend, has_random_access, worker_spec
 from loaders.settings import LoaderSpec
 from loaders.threads import dead_worker_error, start_method
 from precache.errors import (
     ImageError,
-    OpenFilesError,
-    SourceError,
+    PrecacheError,
     WorkerError,
     check_open_files,
     os_reason,
@@ -42,31 +48,43 @@ _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # wait for a thread or process that ends at once, or never
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
+def open_tree(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
     """Open a reader over `data`, a raw tree: with worker processes, or with threads where `workers` is 0."""
     if spec.workers == 0:
         return decoding.ThreadsReader(spec, data, crops)
-    return ProcessesReader(spec, data, crops)
+    return ProcessesReader("pytorch", decoding.ThreadsReader, spec, data, crops)
 
 
 class ProcessesReader:
-    """Decodes in worker processes, which live from the first batch until `close`."""
+    """Reads with a backend in worker processes, which live from the first batch until `close`.
 
-    random_access = True
+    Args:
+        backend: name of the backend.
+        open_reader: opens its reader.
 
-    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+    Raises:
+        SettingError: `backend` decodes on a GPU or not at all.
+    """
+
+    def __init__(
+        self, backend: str, open_reader: OpenReader, spec: LoaderSpec, data: SplitData, crops: Crops
+    ) -> None:
+        check_backend(backend, "processes")
+        self.random_access = has_random_access(backend, spec, data)
         samples = spec.batch_size * crops.views
         # Workers fill the batches ahead while one is copied.
-        self._shared = SharedBuffers(spec.workers * _AHEAD_PER_WORKER + 1, samples, crops.size)
-        self._own = BufferPool(samples, crops.size, spec.device)
+        buffers = spec.workers * _AHEAD_PER_WORKER + 1
+        self._shared = SharedBuffers(buffers, samples, crops.size, data.channels)
+        self._own = BufferPool(samples, crops.size, spec.device, data.channels)
         self._sampler = _Sampler(self._shared)
+        open_worker = partial(WorkerReader, open_reader, worker_spec(backend, spec), data, crops)
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops, spec.batch_size, self._shared),
-            batch_sampler=self._sampler,  # type: ignore[arg-type]  # _RawTree takes the requests
+            _Batches(open_worker, self._shared),
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # _Batches takes the requests
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
             collate_fn=_identity,
-            worker_init_fn=_freeze_garbage,
+            worker_init_fn=_begin_worker,
             persistent_workers=True,
             generator=torch.Generator("cpu"),  # else each epoch would draw from the program's own
         )
@@ -100,7 +118,7 @@ class ProcessesReader:
             # asked for here, since a script may set it after `build`
             self._loader.multiprocessing_context = multiprocessing.get_context(start_method())
         was_enabled = gc.isenabled()
-        gc.disable()  # inherited by the workers, each of which enables it in `_freeze_garbage`
+        gc.disable()  # inherited by the workers, each of which enables it in `_begin_worker`
         try:
             with thread_errors():
                 iterator = iter(self._loader)
@@ -209,7 +227,7 @@ class _Answer:
     Attributes:
         buffer: number of the buffer that the request came with, in which the images lie; None: there is none.
         samples: number of images.
-        images: uint8 [samples, height, width, 3], where there is no buffer.
+        images: uint8 [samples, height, width, channels], where there is no buffer.
         refused: see `DecodedBatch`.
         error: the error, returned since torch would add a traceback to the message of a raised one.
     """
@@ -218,25 +236,31 @@ class _Answer:
     samples: int = 0
     images: Pixels | None = None
     refused: Mapping[int, ImageError] = field(default_factory=dict)
-    error: SourceError | OpenFilesError | None = None
+    error: PrecacheError | None = None
 
 
-class _RawTree(Dataset[Any]):
-    """Decodes batches of a raw tree, in the worker process that calls it."""
+class _Batches(Dataset[Any]):
+    """Reads batches in the worker process that calls it, with a reader that it opens there.
 
-    def __init__(self, data: SplitData, crops: Crops, batch_size: int, buffers: SharedBuffers) -> None:
-        self._data, self._crops, self._batch_size, self._buffers = data, crops, batch_size, buffers
+    Args:
+        open_reader: opens that reader.
+    """
+
+    def __init__(self, open_reader: Callable[[], WorkerReader], buffers: SharedBuffers) -> None:
+        self._open_reader, self._buffers = open_reader, buffers
+        self._reader: WorkerReader | None = None
 
     def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> _Answer:
-        """Decode the batch of a request, into its buffer if it has one."""
+        """Read the batch of a request, into its buffer if it has one."""
         request, buffer = request_and_buffer
         memory = None if buffer is None else self._buffers.memory[buffer]
-        filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
+        reader, self._reader = self._reader, None  # one that fails serves nothing more
         try:
-            pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
-            batch = filler.fill(decoding.make_pictures(request, pictures))
-        except (SourceError, OpenFilesError) as error:  # no fault of a picture, which could be left out
+            reader = reader or self._open_reader()
+            batch = reader.read(replace(request, memory=memory))
+        except PrecacheError as error:  # no fault of a picture, which could be left out
             return _Answer(buffer, error=error)
+        self._reader = reader
         images: Pixels = batch.images.numpy()
         if memory is None:
             return _Answer(None, len(images), images, batch.refused)
@@ -249,12 +273,13 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _freeze_garbage(_: int) -> None:
-    """Exclude what a forked worker has inherited from garbage collection.
+def _begin_worker(_: int) -> None:
+    """Keep OpenCV to one thread, and exclude what a forked worker has inherited from garbage collection.
 
     A finaliser of an inherited object might wait for a thread that only the parent has. The parent does not
     freeze its objects before the fork: that takes up to a second, and to unfreeze them would also unfreeze
     what the training has frozen itself.
     """
+    cv2.setNumThreads(1)
     gc.freeze()
     gc.enable()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from precache.packages import check_package
 
 if TYPE_CHECKING:
-    from loaders.augment import RandomAugmentation
+    from loaders.augment.policies import RandomAugmentation
     from loaders.batch import Batch
     from loaders.building import build
     from loaders.image_dataset import ImageDataset
@@ -37,7 +37,7 @@ _MODULES = {
     "Batch": "batch",
     "ImageDataset": "image_dataset",
     "Loader": "loader",
-    "RandomAugmentation": "augment",
+    "RandomAugmentation": "augment.policies",
     **dict.fromkeys(("Ranks", "Reading", "Sampling", "Serving"), "settings"),
     "build": "building",
 }

@@ -9,16 +9,10 @@ from typing import TypeAlias
 
 import torch
 
-from loaders.augment import (
-    Augment,
-    BatchFunction,
-    CheckedFunction,
-    Crops,
-    RandomAugmentation,
-    augment_batch,
-    find_augmentation,
-    resized_side,
-)
+from loaders.augment.crops import Crops, augment_batch
+from loaders.augment.functions import Augment, BatchFunction, CheckedFunction, find_augmentation
+from loaders.augment.geometry import resized_side
+from loaders.augment.policies import RandomAugmentation
 from loaders.concatenation import concatenate
 from loaders.dataset import RAW, SplitData, choose_backend, fetch_in_parts, open_split, served_size
 from loaders.device import Lane, find_device
@@ -106,7 +100,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             each resized once to `size`, antialiased, and mirrored every other time. `"crop"`: crops of `size`
             that are not resized, with black around smaller pictures. A `loaders.RandomAugmentation`: other
             settings, colour jitter among them. `"eval"` or None: the middle, see `Serving.crop_ratio`. A
-            function, see `loaders.augment.BatchFunction`: it is called in the thread that reads ahead, with
+            function, see `loaders.augment.functions.BatchFunction`: it is called in the thread that reads ahead, with
             stored pictures whole, and the default `size` is what it returns. If each picture has its own size
             (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
         dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
@@ -261,7 +255,12 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
 def _choose_reader(spec: LoaderSpec, backend: str) -> OpenReader:
     """Return the function that opens the reader of a backend with the engine of the settings."""
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
-    if engine == "auto" and backend in ("shards", "webdataset") and spec.device.type == "cuda" and spec.workers:
+    if (
+        engine == "auto"
+        and backend in ("shards", "webdataset")
+        and spec.device.type == "cuda"
+        and spec.workers
+    ):
         engine = "processes"
     if engine == "ray":
         return partial(ray_reader.RayReader, backend)

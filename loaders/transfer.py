@@ -27,7 +27,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment import BatchFunction, CheckedFunction, draw_keys
+from loaders.augment.draws import draw_keys
+from loaders.augment.functions import BatchFunction, CheckedFunction
 from loaders.batch import Batch, DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.device import Lane, upload

@@ -24,7 +24,8 @@ from bench.lab import harness
 from bench.lab.harness import FigureColumn
 from bench.machine import page_cache
 from bench.report.table import Table
-from loaders.augment import RandomAugmentation, centre_boxes, draw_augmentation
+from loaders.augment.geometry import centre_boxes
+from loaders.augment.policies import RandomAugmentation, draw_augmentation
 from loaders.dataset import RAW, open_split
 from loaders.settings import AugmentName
 from precache import Recipe, convert

@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
 from bench.report.gain import TODAY_BACKEND
-from loaders.augment import resized_side
+from loaders.augment.geometry import resized_side
 from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD

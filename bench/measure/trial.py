@@ -29,7 +29,7 @@ from bench.measure.settings import LAST, SHUFFLES, Settings, check_fills_batch
 from bench.measure.trainers import EmulatedTrainer, NullTrainer, Trainer
 from bench.report.loaders import COLD, FED, LOADER, STAGES, TRAINER, TRANSFER
 from bench.report.result import Trial
-from loaders.augment import centre_boxes, crop_into
+from loaders.augment.geometry import centre_boxes, crop_into
 from loaders.batch import Batch
 from loaders.dataset import RAW
 from loaders.device import Lane, upload
@@ -101,9 +101,7 @@ def open_loader(settings: Settings, dtype: torch.dtype) -> TrialLoader:
         dtype=dtype,
         sampling=loaders.Sampling(last=settings.last),
         ranks=loaders.Ranks(rank=settings.rank, world_size=settings.world_size),
-        reading=loaders.Reading(
-            workers=workers, check=settings.check, cache=settings.cache, engine=engine
-        ),
+        reading=loaders.Reading(workers=workers, check=settings.check, cache=settings.cache, engine=engine),
     )
 
 

@@ -738,7 +738,9 @@ def _suggest_persistent_workers(stream: Stream) -> Change | None:
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_wait_share < NEGLIGIBLE_SHARE:
         return None
     extra_s = max(stream.start_s - stream.usual_s, 1e-9)
-    saved_share = max(0.0, 1 - _FIRST_LOADS * stream.sample_s * stream.images / extra_s) if stream.parts else 0.0
+    saved_share = (
+        max(0.0, 1 - _FIRST_LOADS * stream.sample_s * stream.images / extra_s) if stream.parts else 0.0
+    )
     period_s = stream.period_s - stream.start_wait_s * saved_share
     rate = at_least(stream.images / period_s * (1 - _MODEL_ERROR))
     return Change(ChangeKind.PERSISTENT_WORKERS, rate, Basis.BOUND, {"persistent_workers": True})

@@ -31,7 +31,7 @@ reads it by default.
 
 from collections.abc import Callable
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import Reader
 from loaders.dataset import SplitData
 from loaders.read import dali, decoding, processes, shards, synthetic

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import simplejpeg
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read.filler import BatchFiller, Pictures

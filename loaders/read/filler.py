@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment import Crops, crop_all_into, crop_into
+from loaders.augment.crops import Crops
+from loaders.augment.geometry import crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.read import decoding

@@ -22,7 +22,8 @@ import cv2
 import numpy as np
 import torch
 
-from loaders.augment import Crops, torch_is_fast
+from loaders.augment.crops import Crops
+from loaders.augment.geometry import torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.read import BACKENDS

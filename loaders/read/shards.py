@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.read.blocks import BlockReader, advise, is_cached, map_file, map_pages, prefer_blocks

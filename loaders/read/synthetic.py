@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec

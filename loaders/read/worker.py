@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec, Reading, Sampling

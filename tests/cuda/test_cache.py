@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.read import cache, shards

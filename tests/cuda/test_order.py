@@ -11,7 +11,7 @@ import torch
 
 import loaders
 from loaders import device
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.device import Lane, upload

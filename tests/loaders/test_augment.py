@@ -18,14 +18,11 @@ from torchvision.transforms.functional import (
 )
 
 import loaders
-from loaders.augment import (
-    BatchFunction,
-    RandomAugmentation,
-    color_jitter,
-    draw_augmentation,
-    random_boxes,
-    uniforms,
-)
+from loaders.augment.colour import color_jitter
+from loaders.augment.draws import uniforms
+from loaders.augment.functions import BatchFunction
+from loaders.augment.geometry import random_boxes
+from loaders.augment.policies import RandomAugmentation, draw_augmentation
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE

@@ -26,7 +26,7 @@ CASES: list[Case] = [
     ("dali", "dali", 34.0),
     ("processes-shards", "shards", math.inf),
 ]
-"""Cases that the whole contract is tested with: backend, behind an engine other than `local`; what it reads."""
+"""Cases that the whole contract is tested with; before the backend is an engine other than `local`."""
 LIST_CASES: list[Case] = [(backend, f"list-{kind}", worst_psnr) for backend, kind, worst_psnr in CASES]
 """Cases of a list of two datasets, with which samples, pixels and orders are tested."""
 SYNTHETIC = ("synthetic", "shards", None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.augment import augment_batch
+from loaders.augment.crops import augment_batch
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD, normalise
 from precache import convert, open_dataset
 from precache.errors import SettingError

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from loaders import augment
-from loaders.augment import RandomAugmentation, augment_batch, centre_boxes, crop_and_resize, resized_side
+from loaders.augment import geometry
+from loaders.augment.crops import Crops, augment_batch
+from loaders.augment.geometry import centre_boxes, crop_and_resize, resized_side
+from loaders.augment.policies import RandomAugmentation
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -97,10 +99,10 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
 def test_a_crop_is_resized_as_pillow_resizes_it(
     monkeypatch: pytest.MonkeyPatch, torch_is_fast: bool, height: int, width: int
 ) -> None:
-    monkeypatch.setattr(augment, "torch_is_fast", lambda: torch_is_fast)
+    monkeypatch.setattr(geometry, "torch_is_fast", lambda: torch_is_fast)
     for channels, mode in ((1, "L"), (3, "RGB")):
         part, out = noise(height, width, channels), np.empty((112, 100, channels), np.uint8)
-        augment.resize(part, out)
+        geometry.resize(part, out)
         image = Image.fromarray(part[..., 0] if mode == "L" else part)
         expected = np.asarray(image.resize((100, 112), Image.Resampling.BILINEAR)).reshape(out.shape)
         assert psnr(out, expected) >= 50
@@ -139,9 +141,9 @@ def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) 
     crops = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
     expected = np.empty(crops.shape, np.uint8)
     for picture, box, mirrored, out in zip(
-        pictures, *augment.Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
+        pictures, *Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
     ):
-        augment.crop_into(picture, box.tolist(), bool(mirrored), out)
+        geometry.crop_into(picture, box.tolist(), bool(mirrored), out)
     assert np.array_equal(crops.numpy(), expected)
 
 

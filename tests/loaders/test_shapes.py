@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment import random_boxes, uniforms
+from loaders.augment.draws import uniforms
+from loaders.augment.geometry import random_boxes
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS

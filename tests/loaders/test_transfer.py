@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.augment import Crops
+from loaders.augment.crops import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.read.filler import BatchFiller, BufferPool, Pictures

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from loaders.augment import AUGMENTATIONS
+from loaders.augment.policies import AUGMENTATIONS
 from loaders.read import BACKENDS
 from loaders.settings import AugmentName, Backend
 

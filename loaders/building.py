@@ -100,7 +100,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             each resized once to `size`, antialiased, and mirrored every other time. `"crop"`: crops of `size`
             that are not resized, with black around smaller pictures. A `loaders.RandomAugmentation`: other
             settings, colour jitter among them. `"eval"` or None: the middle, see `Serving.crop_ratio`. A
-            function, see `loaders.augment.functions.BatchFunction`: it is called in the thread that reads ahead, with
+            function, see `loaders.augment.functions`: it is called in the thread that reads ahead, with
             stored pictures whole, and the default `size` is what it returns. If each picture has its own size
             (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
         dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
@@ -255,12 +255,8 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
 def _choose_reader(spec: LoaderSpec, backend: str) -> OpenReader:
     """Return the function that opens the reader of a backend with the engine of the settings."""
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
-    if (
-        engine == "auto"
-        and backend in ("shards", "webdataset")
-        and spec.device.type == "cuda"
-        and spec.workers
-    ):
+    has_threads = backend in ("shards", "webdataset")
+    if engine == "auto" and has_threads and spec.device.type == "cuda" and spec.workers:
         engine = "processes"
     if engine == "ray":
         return partial(ray_reader.RayReader, backend)

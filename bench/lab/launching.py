@@ -98,24 +98,24 @@ def _measure_planted(rate: float, seconds: float) -> dict[str, float]:
 
 def _count_lock(pictures: Iterator[int], rate: float, seconds: float) -> dict[str, float]:
     """Take pictures at a rate in a thread, and measure the share of the time for which one holds the lock."""
-    taken = 0
+    served = 0
 
-    def take() -> None:
-        nonlocal taken
+    def serve() -> None:
+        nonlocal served
         start_s = time.perf_counter()
         for count in pictures:
-            taken += count
-            time.sleep(max(0.0, start_s + taken / rate - time.perf_counter()))
+            served += count
+            time.sleep(max(0.0, start_s + served / rate - time.perf_counter()))
 
-    threading.Thread(target=take, daemon=True).start()
+    threading.Thread(target=serve, daemon=True).start()
     time.sleep(seconds)  # warms up
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples"
         words = ["record", "--gil", "--nonblocking", "--format", "raw", "--rate", str(_SAMPLES_PER_S)]
         words += ["--duration", f"{seconds:.0f}", "--output", str(path), "--pid", str(os.getpid())]
-        start_s, start = time.perf_counter(), taken
+        start_s, start = time.perf_counter(), served
         subprocess.run(["py-spy", *words], check=True, capture_output=True)
-        images_per_s = (taken - start) / (time.perf_counter() - start_s)
+        images_per_s = (served - start) / (time.perf_counter() - start_s)
         counts = [int(line.rpartition(" ")[2]) for line in path.read_text().splitlines()]
     lock_us = sum(counts) / _SAMPLES_PER_S / round(seconds) / images_per_s * 1e6
     return {"lock_us": lock_us, "stretch": 1 / max(1 - _FAST * lock_us / 1e6, 1e-3)}

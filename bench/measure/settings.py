@@ -49,8 +49,8 @@ class Settings:
         augment, last, rank, world_size: see `loaders.build`.
         shuffle: name in SHUFFLES.
         check, cache: see `loaders.Reading`.
-        engine: see `loaders.Reading`; None: `processes` where the trainer launches operations, as `auto` chooses
-            for a GPU, else `auto`.
+        engine: see `loaders.Reading`; None: `processes` where the trainer launches operations, as `auto`
+            chooses for a GPU, else `auto`.
         monitored: whether the machine is monitored while a trainer is fed.
         around: context manager to enter around the run, in the trial's process; tests slow a stage down
             with it.

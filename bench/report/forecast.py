@@ -8,8 +8,8 @@ A conversion takes its start-up, and then the time of its pictures, shared out a
 faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
 its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
 disk. The trainer gets what the slower of loader and trainer gives, less what was lost on the sample when both
-ran together. Ranges are over the turns, and wider by MODEL_ERROR; the time of a conversion is a bound, because
-few pictures say little about its start-up. `bench.lab.forecast` counts how often what came lay within.
+ran together. Ranges are over the turns, and wider by MODEL_ERROR; the time of a conversion is a bound,
+because few pictures say little about its start-up. `bench.lab.forecast` counts how often what came lay within.
 """
 
 import math

@@ -19,9 +19,10 @@ busy. With some number of workers, the period from one batch to the next is at m
 
 as where no batch is loaded on those CPUs while they step. What else a change brings only makes it shorter:
 workers that read ahead, steps that run on CPUs of their own. So the images/s that follow are a lower bound,
-and how often it held in the lab is BOUNDS_HELD. Nothing is predicted where other processes use the CPUs, where
-the wait is not explained by the parts of its samples, and where workers would take CPUs from a step that
-computes on several: its threads wait for each other, so it slows down by more than the CPUs that it loses.
+and how often it held in the lab is BOUNDS_HELD. Nothing is predicted where other processes use the CPUs,
+where the wait is not explained by the parts of its samples, and where workers would take CPUs from a step
+that computes on several: its threads wait for each other, so it slows down by more than the CPUs that it
+loses.
 
 The parts of a sample, timed alone, are compared with `load`. Where they explain less than half of it, no part
 is what the training waits for, but CPUs that somebody else uses, or something that nobody has timed.
@@ -697,7 +698,7 @@ class _Model:
         return int(self.cpus / cpu_share)
 
     def predict_workers(self, workers: int) -> Estimate | None:
-        """Predict the images/s that another number of workers brings at least; None: it cannot be predicted."""
+        """Predict the images/s that another number of workers brings at least; None: nothing is predicted."""
         stream = self._stream
         step_cpus = stream.step_cpu_s / max(self.step_s, 1e-9)
         if step_cpus > _MIN_THREADS and step_cpus + workers > self.cpus:

@@ -1,14 +1,14 @@
 """Worker processes of a DataLoader in which a backend reads and decodes, so that the training does not wait.
 
 Threads of this process would take turns with the training at the interpreter's lock: each picture costs a
-training that launches its operations from Python more time than the lock is held for, since it is handed over
-several times. A batch of a worker process costs one copy. Backend `pytorch` is always run so, unless `workers`
-is 0; the others with `Reading(engine="processes")`.
+training that launches its operations from Python more time than the lock is held for, since it is handed
+over several times. A batch of a worker process costs one copy. Backend `pytorch` is always run so, unless
+`workers` is 0; the others with `Reading(engine="processes")`.
 
-Batches cross the process boundary as uint8, in shared memory, and are copied out of it: what is served belongs
-to this process alone, so that no worker and no forked process writes into it. The memory is not torch's, which
-a worker hands over through a socket for each batch: that would keep a file open, and fail where the program
-has set a timeout for sockets.
+Batches cross the process boundary as uint8, in shared memory, and are copied out of it: what is served
+belongs to this process alone, so that no worker and no forked process writes into it. The memory is not
+torch's, which a worker hands over through a socket for each batch: that would keep a file open, and fail
+where the program has set a timeout for sockets.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""A backend's reader in a worker, a process of this machine or of a Ray cluster, that reads one batch at a time."""
+"""A backend's reader in a worker, a process of this machine or of a Ray cluster: one batch at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

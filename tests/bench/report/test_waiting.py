@@ -379,9 +379,7 @@ def test_loading_shares_the_cpus_with_steps() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "basis"), [(4, Basis.UNKNOWN), (8, Basis.BOUND)])
-def test_nothing_is_predicted_where_workers_take_cpus_from_the_threads_of_a_step(
-    cpus: int, basis: Basis
-) -> None:
+def test_nothing_is_predicted_where_workers_take_cpus_from_a_step(cpus: int, basis: Basis) -> None:
     stream = waiting_stream(step_cpu_s=0.3, process_cpu_s=0.6)  # three threads for 0.1 s
     change = find_change("workers", stream, Machine(cpus, 0.4, 0.0))
     assert change.basis == basis

@@ -44,8 +44,8 @@ class Batch(list[torch.Tensor]):
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
-        views: tuple of as many batches of images as `loaders.Serving` says, each drawn anew from the
-            same pictures; the first is `images`.
+        views: tuple of as many batches of images as `loaders.RandomAugmentation` says, each drawn anew from the
+            same pictures; the first is `images`. Their sizes may differ.
     """
 
     # The loader uses the last two until it serves the batch: `ready` is an event behind the work on it, if
@@ -175,8 +175,8 @@ class Request:
         padding: how many at the end of `positions` are repeats, which fill the batch up.
         places: int64 [n], the samples' places in their epoch; given where a sample may come several times in
             an epoch, so that it is augmented anew each time.
-        memory: where a backend that fills batches on the CPU puts this one, uint8 [at least n, height, width,
-            channels]; None: memory of its own.
+        memory: where a backend that fills batches on the CPU puts this one, uint8 [bytes], see
+            `loaders.augment.crops.carve`; None: memory of its own.
     """
 
     epoch: int
@@ -203,13 +203,14 @@ class DecodedBatch:
     """Pictures that a backend read for one request.
 
     Attributes:
-        images: uint8 [n, height, width, channels], on the CPU or the loader's device. If the backend crops
-            several views, one view is behind the other: [views * n, ...].
-        refused: errors of the pictures that could not be decoded, by their slots; `images` has
+        views: the pictures of each view, uint8 [n, height, width, channels], on the CPU or the loader's device;
+            a single one where views are made of it later, or where a function of the caller has made
+            [n, ...] of any dtype.
+        refused: errors of the pictures that could not be decoded, by their slots; `views` have
             the others, in the order of the request.
     """
 
-    images: torch.Tensor
+    views: tuple[torch.Tensor, ...]
     refused: Mapping[int, ImageError] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,10 @@ from typing import TypeAlias
 
 import torch
 
-from loaders.augment.crops import Crops, augment_batch
-from loaders.augment.functions import Augment, BatchFunction, CheckedFunction, find_augmentation
+from loaders.augment.crops import Crops, LateAugmentation, View, make_views
+from loaders.augment.functions import Augment, CheckedFunction, PerPicture, find_augmentation
 from loaders.augment.geometry import resized_side
+from loaders.augment.mixing import check_mixable
 from loaders.augment.policies import RandomAugmentation
 from loaders.concatenation import concatenate
 from loaders.dataset import RAW, SplitData, choose_backend, fetch_in_parts, open_split, served_size
@@ -22,7 +24,7 @@ from loaders.order import EpochOrder, RankBatches, Weights
 from loaders.read import BACKENDS, processes, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.main_memory import free_memory
-from loaders.read.worker import OpenReader
+from loaders.read.worker import CPU_BACKENDS, OpenReader
 from loaders.sampling import choose_samples
 from loaders.settings import (
     BUILD_HINTS,
@@ -97,12 +99,14 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         device: device of `images` and `labels`: `"cpu"`; `"cuda"`, the GPU that is current when this is
             called; `"cuda:1"`; `"auto"`, a GPU if there is one.
         augment: augmentation. `"train"`: random crops of the whole picture (in a raw tree, of the original),
-            each resized once to `size`, antialiased, and mirrored every other time. `"crop"`: crops of `size`
-            that are not resized, with black around smaller pictures. A `loaders.RandomAugmentation`: other
-            settings, colour jitter among them. `"eval"` or None: the middle, see `Serving.crop_ratio`. A
-            function, see `loaders.augment.functions`: it is called in the thread that reads ahead, with
-            stored pictures whole, and the default `size` is what it returns. If each picture has its own size
-            (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
+            each resized once to `size`, antialiased, and mirrored every other time. `"torchvision"`,
+            `"timm-a1"`, `"timm-a2"`, `"timm-a3"`, `"deit3"`, `"simclr"`, `"dino"`: recipes of these names.
+            `"crop"`: crops of `size` that are not resized, with black around smaller pictures. A
+            `loaders.RandomAugmentation`: other settings, of which all of these are made. `"eval"` or None: the
+            middle, see `Serving.crop_ratio`. `loaders.per_picture(transform)`: a function of yours for each
+            picture. Any other function, see `loaders.augment.functions`: it is called for a batch in the
+            thread that reads ahead, with stored pictures whole, and the default `size` is what it returns. If
+            each picture has its own size (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
         dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
             `"uint8"`: for code that normalises itself.
         normalize: mean and standard deviation for floating-point images; uint8 is not normalised.
@@ -112,7 +116,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             serve pixels from 0 to 1.
         backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`: the one that the folder is
             made for.
-        serving: crop ratio and views, see `loaders.Serving`.
+        serving: crop ratio, see `loaders.Serving`.
         sampling: classes, a subset, weights, and what to do with samples that fill no batch, see
             `loaders.Sampling`. Default: each sample once.
         ranks: processes that share each epoch, see `loaders.Ranks`; `batch_size` is that of one of them.
@@ -236,20 +240,22 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     served, ratio = served_size(data, spec.size), spec.serving.crop_ratio
     if spec.size is None:
         ratio = data.crop_ratio(ratio, served)
+    if isinstance(spec.augment, RandomAugmentation):
+        served = make_views(spec.augment, served)[0].size
     spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
     if spec.sampling.last != "pad":  # then no batch has more samples than the split
         spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
     backend = choose_backend(spec.backend, data.kind, data.path)
     _check_fits(spec, data)
     mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
-    crops, late = _divide_augmentation(spec, data)
+    crops, late = _divide_augmentation(spec, data, backend)
     open_reader = _choose_reader(spec, backend)
     with lane.active():
         if spec.reading.cache is None:
             reader = open_reader(spec, data, crops)
         else:
             reader = open_cached(partial(open_reader, spec, data), spec, data, crops)
-    return Pipeline(spec, data, lane, reader, late, mean_and_std)
+    return Pipeline(spec, data, lane, reader, late, crops, mean_and_std)
 
 
 def _choose_reader(spec: LoaderSpec, backend: str) -> OpenReader:
@@ -301,7 +307,10 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
     pixel_bytes = data.channels
     if spec.device.type == "cpu":  # elsewhere floats are made on the device
         pixel_bytes *= spec.dtype.itemsize
-    picture_bytes = math.prod(sides(spec.served)) * pixel_bytes * spec.serving.views
+    views: tuple[View, ...] = (View(spec.served),)
+    if isinstance(spec.augment, RandomAugmentation):
+        views = make_views(spec.augment, spec.served)
+    picture_bytes = sum(math.prod(sides(view.size)) for view in views) * pixel_bytes
     memory_bytes = free_memory()[1]
     max_batch_size = memory_bytes // (_BATCHES * picture_bytes)
     if spec.batch_size > max_batch_size:
@@ -313,47 +322,51 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
 
 
 def _divide_augmentation(
-    spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchFunction | CheckedFunction | None]:
+    spec: LoaderSpec, data: SplitData, backend: str
+) -> tuple[Crops, LateAugmentation | CheckedFunction | None]:
     """Decide which part of the augmentation the backend does, and which is done on the device.
 
     Returns:
-        The part of each picture that the backend reads; and the function for the batch on the device, None if
-        nothing is left to do there.
+        What the backend serves of each picture; and what is done with a batch on the device, None if nothing
+        is left to do there.
 
     Raises:
-        SettingError: the augmentation does not go with the views or the channels.
+        SettingError: the augmentation does not go with the targets or the backend.
     """
-    served, ratio = spec.served, spec.serving.crop_ratio
+    served, ratio, seed = spec.served, spec.serving.crop_ratio, spec.seed
     stored = None if data.has_varying_sizes else data.size
     augmentation = spec.augment
     if augmentation is None:
-        if (views := spec.serving.views) > 1:
-            raise SettingError(
-                f"views {views} of the centre would be the same picture {views} times",
-                remedy="give augment: 'train', 'crop', a loaders.RandomAugmentation or a function",
-            )
         data.warn_if_smaller(resized_side(served, ratio), served)
-        return Crops(stored, served, crop_ratio=ratio), None
+        return Crops(stored, (View(served),), crop_ratio=ratio), None
+    if isinstance(augmentation, PerPicture):
+        if backend not in CPU_BACKENDS:
+            raise SettingError(
+                f"augment=loaders.per_picture(...) is for backends that decode on the CPU, got {backend!r}",
+                remedy=f"choose one of {', '.join(CPU_BACKENDS)}",
+            )
+        return Crops(stored, (View(served),), seed, per_picture=augmentation), None
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
-        if function.takes_labels and spec.serving.views > 1:
-            raise SettingError(
-                f"views {spec.serving.views}: an augment function that returns labels makes one view",
-                remedy="give views 1, or mix the views in the training step",
-            )
         if data.has_varying_sizes:  # one array cannot hold the pictures whole: the middle of each
-            return Crops(None, resized_side(served, ratio)), function
-        return Crops(data.size, data.size), function
-    data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
-    if augmentation.jitters and data.channels != 3:
-        raise SettingError(
-            f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
-            f"pictures as of {data.path}",
-            remedy="leave them at 0, or convert with channels rgb",
-        )
+            return Crops(None, (View(resized_side(served, ratio)),)), function
+        return Crops(data.size, (View(data.size),)), function
+    if augmentation.mixes:
+        check_mixable(augmentation, data)
+    views = make_views(augmentation, served)
+    for view in dict.fromkeys(views):
+        assert view.random is not None
+        data.warn_if_smaller(view.size, view.size, enlarged=view.random.scale is not None)
+        if data.channels != 3 and view.random.needs_colour:
+            warnings.warn(
+                f"the pictures of {data.path} are grey: {', '.join(view.random.needs_colour)} of augment do "
+                f"nothing to them",
+                stacklevel=2,
+            )
+    operates = any(view.random is not None and view.random.has_operations for view in views)
     if spec.device.type == "cuda" and stored is not None:
-        late = partial(augment_batch, augmentation, spec.seed, served)
-        return Crops(stored, stored), late
-    jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
-    return Crops(stored, served, augmentation, spec.seed, spec.serving.views), jitter
+        return Crops(stored, (View(stored),)), LateAugmentation(views, seed, crops_here=True)
+    if spec.device.type == "cuda" or backend == "dali":
+        late = LateAugmentation(views, seed, crops_here=False) if operates else None
+        return Crops(stored, views, seed), late
+    return Crops(stored, views, seed, operates=operates), None

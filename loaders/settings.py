@@ -118,7 +118,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """Settings for showing pictures to the model: crop ratio and views.
+    """Settings for showing pictures to the model.
 
     Attributes:
         crop_ratio: `size` divided by what the shorter side is resized to before the middle is cut out,
@@ -126,22 +126,17 @@ class Serving:
             `CenterCrop(224)`, whatever size is stored; timm calls it crop_pct, and rounds the larger
             side down, too. If `size` is not given and squares of fewer than 256 pixels are stored, a larger
             share is served, up to all, instead of enlarging them.
-        views: how many times `augment` draws each picture, for self-supervised training. `batch.views` is a
-            tuple of so many batches of images; the first is `batch.images`, the same as with 1 view. Each
-            picture is decoded once.
 
     Raises:
         SettingError: a value is out of range or unknown.
     """
 
     crop_ratio: float = CROP_RATIO
-    views: int = 1
 
     def __post_init__(self) -> None:
         if not is_number(self.crop_ratio) or not 0.01 <= self.crop_ratio <= 1:
             raise SettingError(f"crop_ratio must be from 0.01 to 1, got {self.crop_ratio!r}")
         object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
-        object.__setattr__(self, "views", check_range("views", self.views, 1, 64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

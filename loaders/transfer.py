@@ -27,8 +27,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from loaders.augment.crops import Crops, LateAugmentation
 from loaders.augment.draws import draw_keys
-from loaders.augment.functions import BatchFunction, CheckedFunction
+from loaders.augment.functions import CheckedFunction
+from loaders.augment.mixing import draw_mixing, mix_images, mix_labels
+from loaders.augment.policies import RandomAugmentation
 from loaders.batch import Batch, DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.device import Lane, upload
@@ -36,7 +39,6 @@ from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
 from precache.dataset.columns import Column
 from precache.errors import SettingError
-from precache.pictures.images import as_size
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -58,6 +60,7 @@ class Pipeline:
     Args:
         reader: backend that reads the split.
         late: augmentation that is done with a batch on the device; None: the backend has done all.
+        crops: what the backend serves.
         mean_and_std: with which floating-point images are normalised; None: images are integers.
 
     Attributes:
@@ -72,14 +75,20 @@ class Pipeline:
         data: SplitData,
         lane: Lane,
         reader: Reader,
-        late: BatchFunction | CheckedFunction | None,
+        late: LateAugmentation | CheckedFunction | None,
+        crops: Crops,
         mean_and_std: MeanAndStd | None,
     ) -> None:
         self._data, self.lane = data, lane
         self._fields = sorted(data.index.fields.items())
         self.random_access = reader.random_access
-        self.size = None if isinstance(late, CheckedFunction) else spec.served
-        self._dtype, self._views = spec.dtype, spec.serving.views
+        makes_size = isinstance(late, CheckedFunction) or crops.per_picture is not None
+        self.size = None if makes_size else spec.served
+        self._dtype, self._seed = spec.dtype, spec.seed
+        self._per_picture = crops.per_picture is not None
+        self._views = len(late.views) if isinstance(late, LateAugmentation) else len(crops.views)
+        is_mixed = isinstance(spec.augment, RandomAugmentation) and spec.augment.mixes
+        self._mixes: RandomAugmentation | None = spec.augment if is_mixed else None
         self._reader, self._late, self._mean_and_std = reader, late, mean_and_std
         self._floats: BufferPool | None = None  # on the CPU, for the largest batch so far
 
@@ -99,49 +108,64 @@ class Pipeline:
     def send(self, request: Request, decoded: DecodedBatch) -> Batch:
         """Queue the work on `decoded`, the backend's answer to `request`, and return the batch."""
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-        images = upload(decoded.images, self.lane.device)
-        batch = self._prepare(images, request.drop(decoded.refused))
+        views = [upload(view, self.lane.device) for view in decoded.views]
+        batch = self._prepare(views, request.drop(decoded.refused))
         batch.refused = decoded.refused
         return batch
 
-    def _prepare(self, images: torch.Tensor, request: Request) -> Batch:
-        """Augment and normalise the images, and return them with labels and fields as a batch."""
+    def _prepare(self, views: Sequence[torch.Tensor], request: Request) -> Batch:
+        """Augment, mix and normalise the views, and return them with labels and fields as a batch."""
         ids = torch.from_numpy(self._data.ids[request.positions])
         labels = upload(batch_labels(self._data, request.positions), self.lane.device)
         fields = {name: field_values(column, request.positions) for name, column in self._fields}
         if not len(ids):  # no picture could be decoded
-            return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
+            return Batch(views[0].movedim(-1, 1), labels, ids, fields=fields)
         padding = None
         if request.padding:
             padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
-        parts: Sequence[torch.Tensor] = [images] * self._views
-        if len(images) > len(ids):  # the backend has cropped one part for each view
-            parts = images.chunk(self._views)
-        views = []
-        for view, part in enumerate(parts):
-            pictures = part
+        mixing = None
+        if self._mixes is not None:
+            shape = views[0].shape[1], views[0].shape[2]
+            settings = self._mixes.mixup, self._mixes.cutmix
+            mixing = draw_mixing(*settings, self._seed, request.epoch, ids.numpy(), shape)
+        served = []
+        for number in range(self._views):
+            pictures = views[number if len(views) > 1 else 0]
             if isinstance(self._late, CheckedFunction):
-                # the caller's function may write to its argument, which the next view needs unchanged
-                argument = part.clone() if view < self._views - 1 else part
-                pictures, labels = self._late.apply(argument, ids, request.epoch, labels, view)
+                pictures, labels = self._late.apply(pictures, ids, request.epoch, labels)
             elif self._late is not None:
-                keys = draw_keys(ids.numpy(), view, request.places)
-                pictures = self._late(part, torch.from_numpy(keys), request.epoch)
-            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
-            if self._mean_and_std is not None:
-                out = self._take_floats(pictures) if pictures.device.type == "cpu" else None
-                pictures = normalise(pictures, self._dtype, self._mean_and_std, out)
-            views.append(pictures)
-        batch = Batch(views[0], labels, ids, padding, fields, views[1:])
+                keys = draw_keys(ids.numpy(), number, request.places)
+                pictures = self._late.apply(number, pictures, keys, request.epoch)
+            if mixing is not None:
+                pictures = mix_images(pictures, mixing)
+            served.append(self._finish(pictures))
+        batch = Batch(served[0], labels, ids, padding, fields, served[1:])
+        if mixing is not None:
+            batch[1] = mix_labels(labels, mixing, len(self._data.classes))
+            batch.partners = torch.from_numpy(mixing.partners)
         batch.ready = self.lane.mark()
         return batch
 
+    def _finish(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Return NHWC pictures as NCHW, normalised where floats are asked for."""
+        if self._per_picture:  # its tensors are as the caller's function made them
+            if pictures.dtype != torch.uint8 or pictures.ndim != 4 or self._mean_and_std is None:
+                return pictures
+        else:
+            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+        if self._mean_and_std is None:
+            return pictures
+        out = self._take_floats(pictures) if pictures.device.type == "cpu" else None
+        return normalise(pictures, self._dtype, self._mean_and_std, out)
+
     def _take_floats(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return float32 memory for as many pictures of the same shape, reused once no tensor shows it."""
-        shape = (*pictures.shape[2:], pictures.shape[1] * torch.float32.itemsize)
-        if self._floats is None or not self._floats.can_hold(len(pictures), shape):
-            self._floats = BufferPool(len(pictures), as_size(*shape[:2]), self.lane.device, shape[2])
-        return self._floats.take(len(pictures)).view(torch.float32).permute(0, 3, 1, 2)
+        count, channels, height, width = pictures.shape
+        bytes = pictures.numel() * torch.float32.itemsize
+        if self._floats is None or self._floats.bytes < bytes:
+            self._floats = BufferPool(bytes, self.lane.device)
+        floats = self._floats.take(bytes).view(torch.float32)
+        return floats.view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""

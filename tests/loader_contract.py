@@ -118,7 +118,7 @@ def check_floats_are_normalised(build: Build) -> None:
         assert images.dtype == torch.uint8, "a function gets the stored pixels"
         return images.clamp_(max=100 + 50 * view)
 
-    for settings in ({}, {"augment": "train", "views": 2}, {"augment": darken, "views": 2}):
+    for settings in ({}, {"augment": RandomAugmentation(views=2)}, {"augment": darken}):
         with build(dtype="uint8", **settings) as integers, build(dtype="float32", **settings) as floats:
             for _ in range(2):
                 for batch, float_batch in zip(integers, floats, strict=True):
@@ -145,8 +145,8 @@ def check_torchs_defaults_change_nothing(build: Build) -> None:
     """Check that torch's default dtype, device and modes, which trainings set, do not change the batches."""
 
     def serve() -> list[tuple[torch.Tensor, ...]]:
-        augment = RandomAugmentation(brightness=0.2, saturation=0.2, hue=0.1)
-        with build(batch_size=32, dtype="float32", augment=augment, views=2, workers=1) as loader:
+        augment = RandomAugmentation(brightness=0.2, saturation=0.2, hue=0.1, views=2)
+        with build(batch_size=32, dtype="float32", augment=augment, workers=1) as loader:
             batches = [(*batch.views, batch.labels, batch.ids, batch.padding) for batch in loader]
         with build(batch_size=32, last="pad", workers=0) as loader:
             return [*batches, *((*batch.views, batch.labels, batch.ids, batch.padding) for batch in loader)]

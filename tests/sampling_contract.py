@@ -2,10 +2,12 @@
 
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
 
+from loaders import RandomAugmentation
 from precache.pictures.images import Size, sides
 from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
 
@@ -63,8 +65,11 @@ def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
 
 def check_views(build: Build) -> None:
     """Check that views are independent, depend on seed, epoch, id and view, and begin with the one view."""
-    settings = {"augment": "train", "batch_size": 16}
-    with build(**settings) as single_loader, build(views=3, **settings) as loader:
+    settings: dict[str, Any] = {"batch_size": 16}
+    with (
+        build(augment="train", **settings) as single_loader,
+        build(augment=RandomAugmentation(views=3), **settings) as loader,
+    ):
         served = {}
         for single, batch in zip(single_loader, loader, strict=True):
             assert torch.equal(single.ids, batch.ids)
@@ -77,7 +82,7 @@ def check_views(build: Build) -> None:
             served.update({int(i): [v[n] for v in batch.views] for n, i in enumerate(batch.ids)})
     alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))
     assert alike <= len(served) // 4, "views of pictures of one colour are alike"
-    with build(views=2, **{**settings, "batch_size": 8}, workers=1, shuffle=False) as other:
+    with build(augment=RandomAugmentation(views=2), batch_size=8, workers=1, shuffle=False) as other:
         again, later = (
             [
                 torch.equal(view[number], due)

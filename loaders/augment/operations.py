@@ -58,6 +58,25 @@ class Operation(IntEnum):
     ERASE = 19
 
 
+GEOMETRIC = (
+    Operation.SHEAR_X,
+    Operation.SHEAR_Y,
+    Operation.TRANSLATE_X,
+    Operation.TRANSLATE_Y,
+    Operation.ROTATE,
+)
+LINEAR = (Operation.SATURATION, Operation.GREY)
+TABLES = (
+    Operation.BRIGHTNESS,
+    Operation.POSTERIZE,
+    Operation.SOLARIZE,
+    Operation.SOLARIZE_ADD,
+    Operation.INVERT,
+)
+ERASED = (124, 116, 104)
+"""Value of each channel of what is erased: ImageNet's mean, which is 0 where pictures are normalised by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operations:
     """Operations that were drawn for several pictures.
@@ -71,3 +90,8 @@ class Operations:
     codes: Codes
     values: Floats
     fill: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def none(cls, pictures: int) -> "Operations":
+        """Return no operations for so many pictures."""
+        return cls(np.empty((pictures, 0), np.int8), np.empty((pictures, 0, 4)))

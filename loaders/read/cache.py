@@ -61,7 +61,7 @@ class DevicePictures:
         New pictures are cached if there is room.
 
         Args:
-            images: decoded pictures as in `DecodedBatch`, on `device`; None where there are no `slots`.
+            images: decoded pictures, uint8 [m, height, width, channels], on `device`; None where there are no `slots`.
         """
         positions = request.positions
         # A sample that is not cached gets some other picture here, which its own one then replaces.
@@ -73,7 +73,7 @@ class DevicePictures:
             stored_positions = new_positions[with_room]
             self._images[self._upload(stored_positions)] = images[self._upload(with_room)]
             self.is_cached[stored_positions] = True
-        return DecodedBatch(served)
+        return DecodedBatch((served,))
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -94,7 +94,7 @@ def open_cached(
     Raises:
         SettingError: the device cannot hold the pictures.
     """
-    if crops.random:  # those of pictures of one size are cut out on the device, after the cache
+    if crops.views[0].random is not None:  # those of pictures of one size are cut out on the device, after the cache
         raise SettingError(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary",
             remedy="run 'precache convert' with '--fit crop', or leave the cache out",
@@ -111,7 +111,7 @@ def open_cached(
 def _reserve_memory(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
     """Reserve the device's memory for the pictures that fit; log a warning where those are not all."""
     free_bytes = int(torch.cuda.mem_get_info(spec.device)[0])
-    picture_shape = (*sides(crops.size), data.channels)
+    picture_shape = (*sides(crops.views[0].size), data.channels)
     picture_bytes = math.prod(picture_shape)
     count = min(len(data), int(free_bytes * (1 - _FREE_SHARE)) // picture_bytes)
     if not count:
@@ -202,9 +202,9 @@ class CachedReader:
         """Cache what the reader decoded of some slots of a batch, and serve all of the batch."""
         for decoded_slot, error in decoded.refused.items():
             self._refused[int(request.positions[slots[decoded_slot]])] = error
-        # A sample may be refused in one batch and decoded in a later one, and is then in its `images`.
+        # A sample may be refused in one batch and decoded in a later one, and is then in its `views`.
         decoded_slots = np.delete(slots, list(decoded.refused))
-        images = upload(decoded.images, self._store.device)
+        images = upload(decoded.views[0], self._store.device)
         return self._serve(request, decoded_slots, images)
 
     def _serve(

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from loaders.augment.crops import Crops
+from loaders.augment.crops import Crops, View
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.device import BorrowedTensors
@@ -89,11 +88,10 @@ class DaliReader:
                     self._remove_refused(error)
                     pipeline = self._build()
                 else:
-                    pictures = [outputs.take(view.as_tensor()) for view in views]
-                    served = pictures[0] if len(pictures) == 1 else torch.cat(pictures)
+                    served = tuple(outputs.take(view.as_tensor()) for view in views)
                     batch = self._in_pipeline.popleft()
-                    if len(batch.refused) == len(batch.pictures):  # `served` is the pixel of _BLACK
-                        served = served[:0]
+                    if len(batch.refused) == len(batch.pictures):  # `served` are the pixel of _BLACK
+                        served = tuple(view[:0] for view in served)
                     yield DecodedBatch(served, batch.refused)
         finally:
             self._batches.close()
@@ -119,12 +117,13 @@ class DaliReader:
             exec_dynamic=True,
         )
         with pipeline:
-            box = [types.FLOAT] * 2 if self._crops.random is None else [types.INT32] * 3
             views = self._crops.views
+            # either all views are random, or the only one shows the middle
+            box = [types.FLOAT] * 2 if views[0].random is None else [types.INT32] * 3
             encoded, *boxes = fn.external_source(
                 source=lambda: this()._next_input(),  # type: ignore[union-attr]  # alive while it runs
-                num_outputs=1 + views * len(box),
-                dtype=[types.UINT8, *box * views],
+                num_outputs=1 + len(views) * len(box),
+                dtype=[types.UINT8, *box * len(views)],
                 batch=True,
             )
             decoder_options: dict[str, Any] = {
@@ -132,17 +131,18 @@ class DaliReader:
                 "output_type": types.GRAY if self._data.channels == 1 else types.RGB,
                 "jpeg_fancy_upsampling": True,  # as Pillow decodes
             }
-            if views == 1 and self._crops.random is not None and self._crops.random.scale is not None:
+            random = views[0].random
+            if len(views) == 1 and random is not None and random.scale is not None:
                 # Only the crop is decoded: the same pixels in less time.
                 decoder_options |= {"normalized_anchor": False, "normalized_shape": False}
                 crop = fn.decoders.image_slice(encoded, boxes[0], boxes[1], axes=(0, 1), **decoder_options)
-                pipeline.set_outputs(fn.flip(self._resize(crop), horizontal=boxes[2]))
+                pipeline.set_outputs(fn.flip(_resize(crop, views[0]), horizontal=boxes[2]))
             else:
                 decoded = fn.decoders.image(encoded, **decoder_options)
                 parts = []
-                for view in range(views):
-                    first = view * len(box)
-                    parts.append(self._cut_out(decoded, boxes[first : first + len(box)]))
+                for number, view in enumerate(views):
+                    first = number * len(box)
+                    parts.append(_cut_out(decoded, boxes[first : first + len(box)], view))
                 pipeline.set_outputs(*parts)
         try:
             pipeline.build()
@@ -151,25 +151,6 @@ class DaliReader:
             raise
         _pipelines.add(pipeline)
         return pipeline
-
-    def _cut_out(self, decoded: Any, box: list[Any]) -> Any:
-        """Add to a pipeline under construction: the served part of `decoded`; `box` is one of `_boxes`."""
-        from nvidia.dali import fn
-
-        if self._crops.random is None:
-            return self._resize(decoded, roi_start=box[0], roi_end=box[1])
-        # Not as a region of `resize`, whose antialiasing filter reads pixels around the region.
-        part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
-        if self._crops.random.scale is not None:
-            part = self._resize(part)
-        return fn.flip(part, horizontal=box[2])
-
-    def _resize(self, pictures: Any, **region: Any) -> Any:
-        """Add to a pipeline under construction: `pictures`, or a region of them, in the served size."""
-        from nvidia.dali import fn, types
-
-        size = sides(self._crops.size)
-        return fn.resize(pictures, size=size, interp_type=types.INTERP_LINEAR, antialias=True, **region)
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
         """Return the next batch for `external_source`: encoded pictures, then their boxes.
@@ -223,17 +204,17 @@ class DaliReader:
             together with its surroundings. For each view of random crops three lists: where it starts,
             (y, x), int32; its (height, width), int32; whether it is mirrored, int32.
         """
-        ids, count = self._data.ids[request.positions], len(shapes)
-        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
-        corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]
-        columns: tuple[npt.NDArray[Any], ...]
-        if self._crops.random is None:
-            columns = (corners.astype(np.float32), (corners + lengths).astype(np.float32))
-        else:
-            columns = (corners.astype(np.int32), lengths.astype(np.int32), mirrored.astype(np.int32))
-        columns = tuple(map(np.ascontiguousarray, columns))  # DALI takes no strides
-        views = range(0, count * self._crops.views, count)
-        return [[*column[view : view + count]] for view in views for column in columns]
+        ids = self._data.ids[request.positions]
+        columns: list[list[npt.NDArray[Any]]] = []
+        for draws in self._crops.draw(request.epoch, ids, shapes, request.places):
+            corners, lengths = draws.boxes[:, 1::-1], draws.boxes[:, :1:-1]
+            arrays = [corners, corners + lengths]
+            dtype: type = np.float32
+            if self._crops.views[0].random is not None:
+                arrays, dtype = [corners, lengths, draws.mirrored], np.int32
+            # made contiguous, because DALI takes no strides
+            columns += [[*np.ascontiguousarray(array.astype(dtype))] for array in arrays]
+        return columns
 
     def _remove_refused(self, error: RuntimeError) -> None:
         """Find the pictures at which the pipeline failed, and queue its batches again without them.
@@ -256,6 +237,27 @@ class DaliReader:
         self._refused |= damaged
         self._to_repeat.extendleft((batch.request, batch.pictures) for batch in reversed(self._in_pipeline))
         self._in_pipeline.clear()
+
+
+def _cut_out(decoded: Any, box: list[Any], view: View) -> Any:
+    """Add to a pipeline under construction: the served part of `decoded`; `box` is one of `_boxes`."""
+    from nvidia.dali import fn
+
+    if view.random is None:
+        return _resize(decoded, view, roi_start=box[0], roi_end=box[1])
+    # Not as a region of `resize`, whose antialiasing filter reads pixels around the region.
+    part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
+    if view.random.scale is not None:
+        part = _resize(part, view)
+    return fn.flip(part, horizontal=box[2])
+
+
+def _resize(pictures: Any, view: View, **region: Any) -> Any:
+    """Add to a pipeline under construction: `pictures`, or a region of them, in the size of a view."""
+    from nvidia.dali import fn, types
+
+    size = sides(view.size)
+    return fn.resize(pictures, size=size, interp_type=types.INTERP_LINEAR, antialias=True, **region)
 
 
 # Pipelines of this process. A forked process has copies of them without their threads, for which DALI would

@@ -16,14 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.crops import Crops
+from loaders.augment.applying import Steps, apply_to_picture, plan_steps
+from loaders.augment.crops import Crops, carve
+from loaders.augment.draws import draw_keys
 from loaders.augment.geometry import crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.engines.processes import open_memory
 from precache.errors import ImageError, open_files_error
-from precache.pictures.images import Size, sides
 from precache.pictures.jpeg import Pixels
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
@@ -39,41 +40,40 @@ class _Buffer:
 
 
 class BufferPool:
-    """Buffers for batches, uint8 [samples, height, width, bytes].
+    """Buffers for batches, uint8 [bytes].
 
     Fresh memory costs as much as filling it, since the system clears each page first. A buffer is used again
     once the last tensor or array that shows a part of it is gone: a batch stays valid as long as the caller
     keeps it. "When memory is used again" of ARCHITECTURE.md has the other rules.
+
+    Args:
+        bytes: bytes of a buffer, for the largest batch.
     """
 
-    def __init__(self, samples: int, size: Size, device: torch.device, pixel_bytes: int = 3) -> None:
-        self._shape = (samples, *sides(size), pixel_bytes)
+    def __init__(self, bytes: int, device: torch.device) -> None:
+        self.bytes = bytes
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
         # The latest buffers only: the memory of an older one is freed with the last tensor that shows it.
         self._buffers: deque[_Buffer] = deque(maxlen=_MAX_BUFFERS)
 
-    def can_hold(self, samples: int, shape: Sequence[int]) -> bool:
-        """Whether a buffer has room for so many samples, and they have this shape."""
-        return samples <= self._shape[0] and self._shape[1:] == tuple(shape)
-
-    def take(self, samples: int) -> torch.Tensor:
-        """Return a free buffer, uint8 [samples, height, width, bytes], of any content.
+    def take(self, bytes: int) -> torch.Tensor:
+        """Return a free buffer, uint8 [bytes], of any content.
 
         Args:
-            samples: at most as many as the pool was made for.
+            bytes: at most as many as the pool was made for.
         """
         if self._pinned:
-            return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
+            return torch.empty(bytes, dtype=torch.uint8, pin_memory=True)
         for buffer in self._buffers:
             if buffer.array() is None:
                 memory = buffer.memory
                 self._buffers.remove(buffer)
                 break
         else:
-            memory = np.empty(self._shape, np.uint8)
-        array = memory[:samples]
+            memory = np.empty(self.bytes, np.uint8)
+        array = memory[:bytes]
         self._buffers.append(_Buffer(memory, weakref.ref(array)))
         return torch.from_numpy(array)
 
@@ -86,15 +86,15 @@ class SharedBuffers:
     used. Where the system has no such files, there are no buffers.
 
     Attributes:
-        memory: uint8 [buffers, samples, height, width, channels]; it changes in every process that has it.
+        memory: uint8 [buffers, bytes]; it changes in every process that has it.
 
     Raises:
         OpenFilesError: this process has too many open files.
     """
 
-    def __init__(self, buffers: int, samples: int, size: Size, channels: int) -> None:
-        shape = (buffers, samples, *sides(size), channels)
-        self.memory = np.empty((0, 0, 0, 0, 3), np.uint8)
+    def __init__(self, buffers: int, bytes: int) -> None:
+        shape = (buffers, bytes)
+        self.memory = np.empty((0, 0), np.uint8)
         try:
             self._file = open_memory()
             if self._file is not None:
@@ -163,22 +163,40 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
+class _View:
+    """A view of a batch that is being filled.
+
+    Attributes:
+        boxes, mirrored: the part of each picture that is served, as in `Boxes`.
+        steps: the operations on each picture; empty where the backend does none.
+        fill: see `Operations`.
+        images: memory of the view, uint8 [n, height, width, channels].
+    """
+
+    boxes: list[Any]
+    mirrored: list[bool]
+    steps: list[Steps]
+    fill: tuple[int, ...]
+    images: Pixels
+
+
+@dataclass(frozen=True, slots=True)
 class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes, mirrored: the part of each picture that is served, as in `Boxes`; several views lie one behind
-            the other.
-        images: memory of the batch, uint8 [n, height, width, channels], in the order of `boxes`.
+        keys: number of each picture for the random draws of `Crops.per_picture`.
+        views: the views of the batch; empty where a function of the caller makes what is served.
+        images: the tensors of the views, or what that function has made so far, by slot.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
     """
 
     pictures: Pictures
-    boxes: list[Any]
-    mirrored: list[bool]
-    images: torch.Tensor
+    keys: list[int]
+    views: list[_View]
+    images: dict[int, torch.Tensor]
     parts: Iterator[range]
     threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
@@ -193,7 +211,7 @@ class BatchFiller:
         self._data = data
         self._crops = crops
         self._threads = max(1, threads)
-        self._buffers = BufferPool(batch_size * crops.views, crops.size, device, data.channels)
+        self._buffers = BufferPool(batch_size * crops.pixels * data.channels, device)
         # The thread that calls is one of them.
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -234,17 +252,26 @@ class BatchFiller:
         shapes = pictures.shapes
         if self._crops.stored is None and shapes is None:
             shapes = self._data.shapes_at(request.positions)
-        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
-        samples = len(ids) * self._crops.views
+        crops, samples = self._crops, len(ids)
+        slots = range(samples)
+        max_size = _PICTURES_PER_PART if pictures.in_memory and crops.per_picture is None else 1
+        size = max(1, min(max_size, samples // self._threads))
+        parts = iter([slots[start : start + size] for start in slots[::size]])
+        if crops.per_picture is not None:
+            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], {}, parts)
         if request.memory is None:
-            images = self._buffers.take(samples)
+            memory = self._buffers.take(samples * crops.pixels * self._data.channels)
         else:
-            images = torch.from_numpy(request.memory[:samples])
-        slots = range(len(ids))
-        max_size = _PICTURES_PER_PART if pictures.in_memory else 1
-        size = max(1, min(max_size, len(ids) // self._threads))
-        parts = [slots[start : start + size] for start in slots[::size]]
-        return _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, iter(parts))
+            memory = torch.from_numpy(request.memory)
+        images = carve(memory, samples, crops.views, self._data.channels)
+        views = []
+        for draws, space in zip(crops.draw(request.epoch, ids, shapes, request.places), images, strict=True):
+            operations, steps = draws.operations, []
+            if crops.operates and operations.codes.any():
+                steps = plan_steps(operations, (space.shape[1], space.shape[2]))
+            boxes, mirrored = draws.boxes.tolist(), draws.mirrored.tolist()
+            views.append(_View(boxes, mirrored, steps, operations.fill, space.numpy()))
+        return _Filling(pictures, [], views, dict(enumerate(images)), parts)
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
@@ -261,12 +288,15 @@ class BatchFiller:
                 thread.result()
         finally:
             _stop_filling(filling)
-        images = filling.images
-        if errors := filling.errors:
-            samples = len(filling.boxes) // self._crops.views
-            decoded = np.array([slot not in errors for slot in range(samples)])
-            images = images[torch.from_numpy(np.tile(decoded, self._crops.views))]
-        return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
+        errors = {slot: filling.errors[slot] for slot in sorted(filling.errors)}
+        if self._crops.per_picture is not None:
+            images = [filling.images[slot] for slot in sorted(filling.images)]
+            return DecodedBatch((self._crops.per_picture.stack(images),), errors)
+        views = tuple(filling.images.values())
+        if errors:
+            is_decoded = [slot not in errors for slot in range(len(filling.pictures.request.positions))]
+            views = tuple(view[torch.tensor(is_decoded, device="cpu")] for view in views)
+        return DecodedBatch(views, errors)
 
     def _fill_parts(self, filling: _Filling) -> None:
         """Fill the parts of a batch that no other thread has taken."""
@@ -286,17 +316,22 @@ class BatchFiller:
             except ImageError as error:
                 # Copied without its traceback, which would keep alive what its frames hold.
                 filling.errors[slot] = copy(error)
-        spaces: Pixels = filling.images.numpy()
-        for view_start in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
-            if len(pictures) == len(part):
-                view = slice(view_start + part.start, view_start + part.stop)
-                crop_all_into(
-                    list(pictures.values()), filling.boxes[view], filling.mirrored[view], spaces[view]
-                )
-                continue
+        if (per_picture := self._crops.per_picture) is not None:
+            epoch, seed = filling.pictures.request.epoch, self._crops.seed
             for slot, picture in pictures.items():
-                number = view_start + slot
-                crop_into(picture, filling.boxes[number], filling.mirrored[number], spaces[number])
+                filling.images[slot] = per_picture.apply(picture, seed, epoch, filling.keys[slot])
+        for view in filling.views:
+            if len(pictures) == len(part):
+                slots = slice(part.start, part.stop)
+                crop_all_into(
+                    [*pictures.values()], view.boxes[slots], view.mirrored[slots], view.images[slots]
+                )
+            else:
+                for slot, picture in pictures.items():
+                    crop_into(picture, view.boxes[slot], view.mirrored[slot], view.images[slot])
+            if view.steps:
+                for slot in pictures:
+                    apply_to_picture(view.images[slot], view.steps[slot], view.fill)
         if (compare := filling.pictures.compare) is not None:
             for slot, picture in pictures.items():
                 if (wrong := compare(slot, picture)) is not None:

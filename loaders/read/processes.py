@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.augment.crops import Crops
+from loaders.augment.crops import Crops, carve
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.read import decoding
@@ -42,7 +42,6 @@ from precache.errors import (
     os_reason,
     thread_errors,
 )
-from precache.pictures.jpeg import Pixels
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # wait for a thread or process that ends at once, or never
@@ -71,15 +70,15 @@ class ProcessesReader:
     ) -> None:
         check_backend(backend, "processes")
         self.random_access = has_random_access(backend, spec, data)
-        samples = spec.batch_size * crops.views
+        self._views, self._channels = crops.views, data.channels
+        bytes = spec.batch_size * crops.pixels * data.channels
         # Workers fill the batches ahead while one is copied.
-        buffers = spec.workers * _AHEAD_PER_WORKER + 1
-        self._shared = SharedBuffers(buffers, samples, crops.size, data.channels)
-        self._own = BufferPool(samples, crops.size, spec.device, data.channels)
+        self._shared = SharedBuffers(spec.workers * _AHEAD_PER_WORKER + 1, bytes)
+        self._own = BufferPool(bytes, spec.device)
         self._sampler = _Sampler(self._shared)
         open_worker = partial(WorkerReader, open_reader, worker_spec(backend, spec), data, crops)
         self._loader: DataLoader[Any] = DataLoader(
-            _Batches(open_worker, self._shared),
+            _Batches(open_worker, self._shared, crops.per_picture is not None),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # _Batches takes the requests
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
@@ -104,13 +103,15 @@ class ProcessesReader:
 
     def _copy_images(self, answer: "_Answer") -> DecodedBatch:
         """Return an answer's batch with its images in memory of this process."""
-        images = answer.images
-        if images is None:
-            images = self._shared.memory[answer.buffer][: answer.samples]
-        copy = self._own.take(answer.samples)
-        np.copyto(copy.numpy(), images)  # torch's copy_ starts threads, for which the workers leave no CPU
+        if answer.views is not None:
+            self._shared.free(answer.buffer)
+            return DecodedBatch(tuple(map(torch.from_numpy, answer.views)), answer.refused)
+        copy = self._own.take(answer.bytes)
+        # torch's copy_ starts threads, for which the workers leave no CPU
+        np.copyto(copy.numpy(), self._shared.memory[answer.buffer][: answer.bytes])
         self._shared.free(answer.buffer)
-        return DecodedBatch(copy, answer.refused)
+        views = carve(copy, answer.samples, self._views, self._channels)
+        return DecodedBatch(tuple(views), answer.refused)
 
     def _start(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader, and its workers before the first one."""
@@ -225,16 +226,18 @@ class _Answer:
     """Answer of a worker to a request: a batch, or an error.
 
     Attributes:
-        buffer: number of the buffer that the request came with, in which the images lie; None: there is none.
-        samples: number of images.
-        images: uint8 [samples, height, width, channels], where there is no buffer.
+        buffer: number of the buffer that the request came with, in which the views lie; None: there is none.
+        samples: number of pictures.
+        bytes: bytes of all views.
+        views: the views, where they do not lie in a buffer.
         refused: see `DecodedBatch`.
         error: the error, returned since torch would add a traceback to the message of a raised one.
     """
 
     buffer: int | None
     samples: int = 0
-    images: Pixels | None = None
+    bytes: int = 0
+    views: list[Any] | None = None
     refused: Mapping[int, ImageError] = field(default_factory=dict)
     error: PrecacheError | None = None
 
@@ -244,10 +247,13 @@ class _Batches(Dataset[Any]):
 
     Args:
         open_reader: opens that reader.
+        makes_tensors: whether a function of the caller makes tensors of any size.
     """
 
-    def __init__(self, open_reader: Callable[[], WorkerReader], buffers: SharedBuffers) -> None:
-        self._open_reader, self._buffers = open_reader, buffers
+    def __init__(
+        self, open_reader: Callable[[], WorkerReader], buffers: SharedBuffers, makes_tensors: bool
+    ) -> None:
+        self._open_reader, self._buffers, self._makes_tensors = open_reader, buffers, makes_tensors
         self._reader: WorkerReader | None = None
 
     def __getitems__(self, request_and_buffer: tuple[Request, int | None]) -> _Answer:
@@ -261,12 +267,15 @@ class _Batches(Dataset[Any]):
         except PrecacheError as error:  # no fault of a picture, which could be left out
             return _Answer(buffer, error=error)
         self._reader = reader
-        images: Pixels = batch.images.numpy()
-        if memory is None:
-            return _Answer(None, len(images), images, batch.refused)
+        views = [view.numpy() for view in batch.views]
+        if memory is None or self._makes_tensors:
+            return _Answer(buffer, views=views, refused=batch.refused)
         if batch.refused:  # the others are copies
-            memory[: len(images)] = images
-        return _Answer(buffer, len(images), refused=batch.refused)
+            stop = 0
+            for view in views:
+                memory[stop : stop + view.size] = view.ravel()
+                stop += view.size
+        return _Answer(buffer, len(views[0]), sum(view.size for view in views), refused=batch.refused)
 
 
 def _identity(batch: Any) -> Any:

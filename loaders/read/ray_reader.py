@@ -35,8 +35,8 @@ from precache.engines import connector
 from precache.errors import DatasetError, ImageError, WorkerError
 from precache.pictures.jpeg import Pixels
 
-Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
-"""`images` and `refused` of a DecodedBatch."""
+Decoded: TypeAlias = tuple[list[Pixels], dict[int, ImageError]]
+"""`views` and `refused` of a DecodedBatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def decode(job: list[Any], request: Request) -> Decoded | Exception:
     try:
         reader = _open(job[0])
         if not len(request.positions):
-            return np.empty(0, np.uint8), {}
+            return [], {}
         batch = reader.read(request)
-        return batch.images.numpy(), dict(batch.refused)
+        return [view.numpy() for view in batch.views], dict(batch.refused)
     except Exception as error:
         _open.cache_clear()  # a reader that has failed serves nothing more
         return error
@@ -228,7 +228,11 @@ class RayReader:
         if isinstance(result, Exception):
             raise result
         pixels, refused = result
-        # Copied, because Ray's memory is read-only, not pinned, and needed for the next batches.
-        images = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        np.copyto(images.numpy(), pixels)
-        return DecodedBatch(images, refused)
+        views = []
+        for view in pixels:
+            # Copied, because Ray's memory is read-only, not pinned, and needed for the next batches.
+            source = torch.from_numpy(view)
+            images = torch.empty(view.shape, dtype=source.dtype, pin_memory=self._device.type == "cuda")
+            np.copyto(images.numpy(), view)
+            views.append(images)
+        return DecodedBatch(tuple(views), refused)

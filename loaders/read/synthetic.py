@@ -22,15 +22,16 @@ class SyntheticReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator("cpu").manual_seed(spec.seed)
-        shape = (spec.batch_size * crops.views, *sides(crops.size), data.channels)
-        noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
-        self._noise = noise.to(spec.device)
-        self._views = crops.views
+        self._noise = []
+        for view in crops.views:
+            shape = (spec.batch_size, *sides(view.size), data.channels)
+            noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
+            self._noise.append(noise.to(spec.device))
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
-            yield DecodedBatch(self._noise[: len(request.positions) * self._views])
+            yield DecodedBatch(tuple(noise[: len(request.positions)] for noise in self._noise))
 
     def close(self) -> None:
         """Free nothing: there are no threads or files."""

@@ -41,7 +41,7 @@ class WorkerReader:
         # Readers take one request more than they serve: an empty one follows, for them to take.
         self._requests.extend((request, EMPTY_REQUEST))
         for batch in self._batches:
-            if len(batch.images) or batch.refused:  # not the batch of an empty request
+            if len(batch.views[0]) or batch.refused:  # not the batch of an empty request
                 return batch
         raise WorkerError("the backend's reader ended early")
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.augment.crops import Crops
+from loaders.augment.crops import Crops, View
+from loaders.augment.policies import RandomAugmentation
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.read import cache, shards
@@ -28,7 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards": ("shards", {}),
     "shards-window": ("shards", {"shuffle": "window"}),
     "shards-weights": ("shards", {"weights": np.arange(SAMPLES) % 3}),  # a third never comes
-    "shards-train": ("shards", {"augment": "train", "size": 12, "views": 2}),
+    "shards-train": ("shards", {"augment": RandomAugmentation(views=2), "size": 12}),
     "shards-skip": ("damaged", {"on_error": "skip"}),
     "webdataset": ("webdataset", {}),
     "keep-shards": ("keep", {}),
@@ -74,7 +75,7 @@ def test_a_damaged_sample_raises_in_every_epoch_of_a_cache(paths: dict[str, Path
 
 def test_a_nearly_full_cache_does_not_read_epochs_ahead(paths: dict[str, Path]) -> None:
     """Windows of shards are read ahead although hardly any of their samples is needed."""
-    data, crops = open_split(paths["shards"], "train"), Crops(SIDE, SIDE)
+    data, crops = open_split(paths["shards"], "train"), Crops(SIDE, (View(SIDE),))
     epochs, requested = 40, 0
 
     def requests() -> Iterator[Request]:

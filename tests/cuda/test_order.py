@@ -31,10 +31,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-float": ("shards", FLOAT),
     "shards-train": ("shards", {**FLOAT, **TRAIN}),
     "shards-jitter": ("shards", {**FLOAT, **JITTER}),
-    "shards-views": ("shards", {**FLOAT, **TRAIN, "views": 2}),
+    "shards-views": ("shards", {**FLOAT, **TRAIN, "augment": loaders.RandomAugmentation(views=2)}),
     "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
     "cache-on-the-device": ("shards", {"cache": "device"}),
-    "cache-on-the-device-train": ("shards", {"cache": "device", **FLOAT, **TRAIN, "views": 2}),
+    "cache-on-the-device-train": (
+        "shards", {"cache": "device", **FLOAT, **TRAIN, "augment": loaders.RandomAugmentation(views=2)}
+    ),
     "webdataset-float": ("webdataset", FLOAT),
     "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
     "list": ("both", {**FLOAT, **TRAIN}),  # an epoch is twice as long as in the other cases
@@ -75,7 +77,7 @@ class OnDevice(decoding.ThreadsReader):
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         for decoded in super().read(requests):
-            yield replace(decoded, images=upload(decoded.images, self._device))
+            yield replace(decoded, views=tuple(upload(view, self._device) for view in decoded.views))
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ def test_a_bad_setting_is_named_with_what_to_give(converted: dict[str, Path]) ->
 
 INTEGERS = {
     "batch_size": 8, "size": 24, "seed": 3, "rank": 1, "world_size": 2, "per_node": 1, "workers": 2,
-    "threads": 1, "memory_bytes": 2**24, "cache_bytes": 2**30, "views": 2,
+    "threads": 1, "memory_bytes": 2**24, "cache_bytes": 2**30,
 }  # fmt: skip
 
 

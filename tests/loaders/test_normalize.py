@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import loaders
-from loaders.augment.crops import augment_batch
+from loaders.augment.applying import apply_to_batch
+from loaders.augment.crops import LateAugmentation, View
+from loaders.augment.policies import draw_augmentation
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD, normalise
 from precache import convert, open_dataset
 from precache.errors import SettingError
@@ -62,12 +64,18 @@ def test_default_batches_are_normalised_for_a_model(
 def test_torchs_default_dtype_and_device_change_no_value(
     converted: dict[str, Path], default: torch.dtype | str
 ) -> None:
-    """Large models are built with another default; `augment_batch` stands for the work on a GPU."""
+    """Large models are built with another default; what a function does here stands for the work on a GPU."""
     jitter = loaders.RandomAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    late = LateAugmentation([View(32, loaders.RandomAugmentation())], 0, crops_here=True)
+
+    def augment_late(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        operations = draw_augmentation(jitter, STORED_SIZE, 32, 0, epoch, ids.numpy()).operations
+        return apply_to_batch(late.apply(0, images, ids.numpy(), epoch), operations)
+
     paths = converted["shards"], converted["webdataset"]
 
     def serve() -> list[torch.Tensor]:
-        augments = (None, "train", jitter, partial(augment_batch, jitter, 0, 32))
+        augments = (None, "train", jitter, augment_late)
         settings: dict[str, Any] = {"size": 32, "dtype": "float32"}
         images = [served(path, augment=augment, **settings) for path in paths for augment in augments]
         pixels = torch.from_numpy(np.arange(192, dtype=np.uint8).reshape(1, 3, 8, 8))

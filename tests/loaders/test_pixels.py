@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from loaders.augment import geometry
-from loaders.augment.crops import Crops, augment_batch
+from loaders.augment.crops import Crops, LateAugmentation, View
 from loaders.augment.geometry import centre_boxes, crop_and_resize, resized_side
 from loaders.augment.policies import RandomAugmentation
 from precache import Recipe, convert
@@ -138,11 +138,11 @@ def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) 
     """Crops that are not resized are equal to the byte, the black border of small pictures included."""
     stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
     pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
-    crops = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
+    views = (View(size, crop),)
+    crops = LateAugmentation(views, 3, crops_here=True).apply(0, torch.from_numpy(pictures), ids, 1)
     expected = np.empty(crops.shape, np.uint8)
-    for picture, box, mirrored, out in zip(
-        pictures, *Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
-    ):
+    (draws,) = Crops(stored, views, 3).draw(1, ids)
+    for picture, box, mirrored, out in zip(pictures, draws.boxes, draws.mirrored, expected, strict=True):
         geometry.crop_into(picture, box.tolist(), bool(mirrored), out)
     assert np.array_equal(crops.numpy(), expected)
 

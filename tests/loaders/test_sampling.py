@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import random_split
 
+from loaders.augment.policies import RandomAugmentation
 from loaders.dataset import open_split
 from loaders.order import draw_samples, shuffle_in_windows
 from precache import convert
@@ -22,6 +23,7 @@ from tests.damage import damage_tree
 RNG = np.random.default_rng((1, 62))
 IDS = RNG.permutation(4000)
 TRAIN: dict[str, Any] = {"augment": "train", "size": 32, "batch_size": 16}
+VIEWS: dict[str, Any] = {**TRAIN, "augment": RandomAugmentation(views=2)}
 
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
@@ -158,9 +160,9 @@ def test_a_state_is_refused_with_other_sampling_settings(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_skipped_picture_is_left_out_of_every_view(workers: int, raw_tree: Path, tmp_path: Path) -> None:
     damaged = damage_tree(raw_tree, tmp_path / "tree")
-    with build_loader(raw_tree, views=2, workers=0, **TRAIN) as whole:
+    with build_loader(raw_tree, workers=0, **VIEWS) as whole:
         expected = {int(i): [v[n] for v in b.views] for b in whole for n, i in enumerate(b.ids)}
-    with build_loader(tmp_path / "tree", views=2, workers=workers, on_error="skip", **TRAIN) as loader:
+    with build_loader(tmp_path / "tree", workers=workers, on_error="skip", **VIEWS) as loader:
         served = {int(i): [v[n] for v in b.views] for b in loader for n, i in enumerate(b.ids)}
     assert sorted([*served, *damaged]) == sorted(expected)
     assert all(torch.equal(a, b) for i in served for a, b in zip(served[i], expected[i], strict=True))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.augment.crops import Crops
+from loaders.augment.crops import Crops, View
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.read.filler import BatchFiller, BufferPool, Pictures
@@ -27,8 +27,8 @@ Take = Callable[[], torch.Tensor]
 @pytest.fixture
 def take() -> Take:
     """Function that takes a buffer [2, 4, 4, 3]."""
-    pool = BufferPool(2, 4, CPU)
-    return lambda: pool.take(2)
+    pool = BufferPool(96, CPU)
+    return lambda: pool.take(96).view(2, 4, 4, 3)
 
 
 def addresses(take: Take) -> set[int]:
@@ -92,7 +92,7 @@ def test_a_filling_thread_raises_its_error_and_ends_in_time(converted: dict[str,
             late_rows.append(row)
         return np.zeros((STORED_SIZE, STORED_SIZE, 3), np.uint8)
 
-    data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
+    data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, (View(STORED_SIZE),))
     with closing(BatchFiller(data, crops, 6, 3, CPU)) as filler:
         for fails in (True, False):
             requests = (

@@ -31,7 +31,7 @@ loaders.build(folder, augment="train", dtype="uint8", backend="dali")
 loaders.build(folder, augment=RandomAugmentation(hue=0.1), dtype=torch.bfloat16, normalize="dataset")
 loaders.build(folder, augment=darken, normalize=((0.5, 0.5, 0.5), [0.25] * 3))
 loaders.build(folder, augment=lambda images, ids, epoch: images, normalize=(np.zeros(3), torch.ones(3)))
-loaders.build(folder, augment=None, shuffle=False, normalize=None, serving=Serving(views=2, crop_ratio=1))
+loaders.build(folder, augment=None, shuffle=False, normalize=None, serving=Serving(crop_ratio=1))
 loaders.build(folder, sampling=Sampling(last="drop", weights="balanced"), ranks=Ranks(rank=0, world_size=1))
 loaders.build(
     folder, reading=Reading(workers=2, cache="device", check="never", on_error="skip", engine="ray")
@@ -60,7 +60,7 @@ loaders.build(folder, backend="dalli")  # type: ignore[arg-type]
 loaders.build(folder, shuffle="a bit")  # type: ignore[arg-type]
 loaders.build(folder, size="224")  # type: ignore[arg-type]
 loaders.build(folder, workers=2)  # type: ignore[call-arg]
-loaders.build(folder, serving={"views": 2})  # type: ignore[arg-type]
+loaders.build(folder, serving={"crop_ratio": 1})  # type: ignore[arg-type]
 loaders.build(folder, serving=Serving(dtype="float32"))  # type: ignore[call-arg]
 loaders.build(folder, reading=Reading(cache="disk"))  # type: ignore[arg-type]
 loaders.build(folder, reading=Reading(check="sometimes"))  # type: ignore[arg-type]

@@ -130,6 +130,19 @@ def test_a_photograph_of_the_usual_size_is_warped_within_1(way: str) -> None:
     assert np.abs(warped - expected_of(pictures, codes, values, (0, 0, 0))).max() <= 0.6
 
 
+def test_torchvision_blends_the_border_twice_if_it_is_given_a_fill() -> None:
+    """With fill=0, which draws the same black, its border is darker than with fill=None, and than ours."""
+    white, angle, bilinear = torch.full((1, 20, 20), 255.0), 30.0, InterpolationMode.BILINEAR
+    inside = rotate(white / 255, angle, bilinear)
+    for fill in (0.0, 200.0):
+        twice = rotate(white, angle, bilinear, fill=[fill])
+        assert torch.allclose(twice, inside**2 * white + (1 - inside) * fill, atol=1e-3)
+        matrices = inverse_affine(np.array([Operation.ROTATE], np.int8), np.full((1, 4), angle), (20, 20))
+        once = warp_batch(white[None], torch.from_numpy(matrices).float(), (int(fill),))[0]
+        assert (once - inside * white - (1 - inside) * fill).abs().max() <= 0.51
+        assert (once - twice).max() >= 50
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_translations_copy_pixels_unchanged_and_cut_to_whole_ones(way: str) -> None:
     shape, fill = (9, 12), (1, 2, 3)

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from loaders.augment.colour import color_jitter
-from loaders.augment.draws import Integers, draw_keys
+from loaders.augment.draws import Floats, Integers, draw_keys
 from loaders.augment.geometry import Boxes, Mirrored, centre_boxes, crop_and_resize
+from loaders.augment.operations import Operation, Operations
 from loaders.augment.policies import RandomAugmentation, draw_augmentation
 from loaders.device import upload
 from precache.pictures.images import Size, as_size, sides
@@ -53,12 +54,23 @@ class Crops:
             keys = np.concatenate([draw_keys(ids, view, places) for view in range(self.views)])
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
-            return draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)[:2]
+            draws = draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)
+            return draws.boxes, draws.mirrored
         if self.stored is None:
             boxes: Boxes = centre_boxes(stored, self.size, self.crop_ratio)
         else:
             boxes = _centre_box(self.stored, self.size, self.crop_ratio)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
+
+
+def _jitter_factors(operations: Operations) -> Floats:
+    """Return float64 [n, 4], factors of brightness, contrast and saturation, and the shift of hue."""
+    factors = np.tile([1.0, 1.0, 1.0, 0.0], (len(operations.codes), 1))
+    jittered = (Operation.BRIGHTNESS, Operation.CONTRAST, Operation.SATURATION, Operation.HUE)
+    for column, operation in enumerate(jittered):
+        pictures, steps = np.nonzero(operations.codes == operation)
+        factors[pictures, column] = operations.values[pictures, steps, 0]
+    return factors
 
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
@@ -81,7 +93,8 @@ def augment_batch(
     """
     served = as_size(*images.shape[1:3]) if size is None else size
     draws = draw_augmentation(settings, as_size(*images.shape[1:3]), served, seed, epoch, ids.numpy())
-    columns = np.column_stack(draws).astype(np.float32)
+    colors = _jitter_factors(draws.operations)
+    columns = np.column_stack((draws.boxes, draws.mirrored, colors)).astype(np.float32)
     on_device = upload(torch.from_numpy(columns), images.device)  # all in one copy
     boxes, mirrored, colors = on_device[:, :4], on_device[:, 4] > 0, on_device[:, 5:]
     shape = (len(images), *sides(served), images.shape[3])

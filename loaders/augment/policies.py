@@ -261,16 +261,18 @@ AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
     # `size` of `loaders.build`; --label-smoothing 0.1; --ra-sampler with --ra-reps 4. It erases after
     # normalising, to the mean colour.
     "torchvision": RandomAugmentation(policy="trivial", erase=0.1, mixup=0.2, cutmix=1.0),
-    # "ResNet strikes back", https://arxiv.org/abs/2110.00476, table 2, procedures A1 to A3. RandAugment
-    # 7 / 0.5 is magnitude and deviation, of timm's increasing operations. Not done here: label smoothing 0.1 of A1;
-    # repeated augmentation of A1 and A2; size 160 of A3, which is `size` of `loaders.build`; a filter drawn
-    # for each resize and each operation, bilinear or bicubic. Tests take crop_ratio 0.95.
+    # "ResNet strikes back", https://arxiv.org/abs/2110.00476, table 2, procedures A1 to A3. The
+    # "7 / 0.5" of RandAugment is magnitude and deviation, of timm's increasing operations. Not done here: label
+    # smoothing 0.1 of A1; repeated augmentation of A1 and A2; size 160 of A3, which is `size` of
+    # `loaders.build`; a filter drawn for each resize and each operation, bilinear or bicubic. Pictures of a
+    # validation are served by crop_ratio 0.95.
     "timm-a1": RandomAugmentation(policy="rand-m7-mstd0.5-inc1", mixup=0.2, cutmix=1.0),
     "timm-a2": RandomAugmentation(policy="rand-m7-mstd0.5-inc1", mixup=0.1, cutmix=1.0),
     "timm-a3": RandomAugmentation(policy="rand-m6-mstd0.5-inc1", mixup=0.1, cutmix=1.0),
-    # DeiT III, https://arxiv.org/abs/2204.07118, its recipe for ImageNet-1k; augment.py and main.py of
-    # https://github.com/facebookresearch/deit with --ThreeAugment and the default --color-jitter 0.3. Not
-    # done here: repeated augmentation; bicubic resizing; the simple random crop of ImageNet-21k (--src).
+    # DeiT III, https://arxiv.org/abs/2204.07118; augment.py and, for ImageNet-1k, README_revenge.md of
+    # https://github.com/facebookresearch/deit: --ThreeAugment --color-jitter 0.3 --mixup .8 --cutmix 1.0
+    # --reprob 0.0 --smoothing 0.0. Not done here: --repeated-aug; bicubic resizing; --input-size, which is
+    # `size` of `loaders.build`.
     "deit3": RandomAugmentation(
         policy="three", brightness=0.3, contrast=0.3, saturation=0.3, mixup=0.8, cutmix=1.0
     ),
@@ -328,6 +330,7 @@ def draw_augmentation(
         size: size that is served.
         ids: int64 [n], ids of the samples, or keys of `draw_keys`.
     """
+    assert isinstance(settings.views, int)
     count = _COUNTS["box"] + _COUNTS["flip"]
     if settings.has_operations:
         count = int(_ENDS[-1]) + _count_policy_draws(settings.policy)

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +194,6 @@ _MAX_MAGNITUDE = 30
 _RAND_KEYS = ("m", "n", "p", "mstd", "mmax", "inc")
 
 
-@lru_cache
 def parse_rand_augment(policy: str) -> RandAugment:
     """Parse a policy such as "rand-m7-mstd0.5-inc1", as `rand_augment_transform` of timm 1.0.31 does.
 
@@ -261,11 +259,10 @@ AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
     # `size` of `loaders.build`; --label-smoothing 0.1; --ra-sampler with --ra-reps 4. It erases after
     # normalising, to the mean colour.
     "torchvision": RandomAugmentation(policy="trivial", erase=0.1, mixup=0.2, cutmix=1.0),
-    # "ResNet strikes back", https://arxiv.org/abs/2110.00476, table 2, procedures A1 to A3. The
-    # "7 / 0.5" of RandAugment is magnitude and deviation, of timm's increasing operations. Not done here: label
-    # smoothing 0.1 of A1; repeated augmentation of A1 and A2; size 160 of A3, which is `size` of
-    # `loaders.build`; a filter drawn for each resize and each operation, bilinear or bicubic. Pictures of a
-    # validation are served by crop_ratio 0.95.
+    # "ResNet strikes back", https://arxiv.org/abs/2110.00476, table 2, procedures A1 to A3. RandAugment has
+    # magnitude 7 or 6, deviation 0.5, and timm's increasing operations. Not done here: label smoothing 0.1 of
+    # A1; repeated augmentation of A1 and A2; size 160 of A3, which is `size` of `loaders.build`; a filter
+    # drawn for each resize and each operation, bilinear or bicubic. Validation takes crop_ratio 0.95.
     "timm-a1": RandomAugmentation(policy="rand-m7-mstd0.5-inc1", mixup=0.2, cutmix=1.0),
     "timm-a2": RandomAugmentation(policy="rand-m7-mstd0.5-inc1", mixup=0.1, cutmix=1.0),
     "timm-a3": RandomAugmentation(policy="rand-m6-mstd0.5-inc1", mixup=0.1, cutmix=1.0),

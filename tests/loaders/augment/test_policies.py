@@ -95,7 +95,7 @@ def assert_same_frequencies(drawn: Iterable[Any], recorded: Iterable[Any]) -> No
         (counts[key] - ratio * others[key]) ** 2 / (ratio * (counts[key] + others[key])) for key in counts
     )
     freedom = len(counts) - 1
-    assert distance < freedom + 4 * (2 * freedom) ** 0.5
+    assert distance <= freedom + 4 * (2 * freedom) ** 0.5
 
 
 def assert_same_distribution(drawn: Any, recorded: Any) -> None:
@@ -178,7 +178,7 @@ def test_three_draws_grey_solarize_and_blur_as_often() -> None:
 
 @pytest.mark.parametrize("changed", [(0, 1, 2, 3), (1, 3), (2,)])
 def test_jitter_draws_order_and_factors_as_torchvision(changed: tuple[int, ...]) -> None:
-    names, codes = ("brightness", "contrast", "saturation", "hue"), list(Operation)
+    names = ("brightness", "contrast", "saturation", "hue")
     ranges = {names[number]: (0.8, 1.4, 0.2, 0.1)[number] for number in changed}
     numbers = {Operation.BRIGHTNESS: 0, Operation.CONTRAST: 1, Operation.SATURATION: 2, Operation.HUE: 3}
     jitter = transforms.ColorJitter(**ranges)
@@ -189,7 +189,7 @@ def test_jitter_draws_order_and_factors_as_torchvision(changed: tuple[int, ...])
     ]
     operations = drawn_operations(RandomAugmentation(**ranges))
     assert operations.codes.shape == (COUNT, len(changed))
-    orders = [tuple(numbers[codes[code]] for code in row) for row in operations.codes.tolist()]
+    orders = [tuple(numbers[Operation(code)] for code in row) for row in operations.codes.tolist()]
     expected = [tuple(number for number in order.tolist() if number in changed) for order, *_ in recorded]
     assert_same_frequencies(orders, expected)
     for code, number in numbers.items():
@@ -233,8 +233,9 @@ def test_erase_draws_as_torchvisions_random_erasing(size: Any, monkeypatch: pyte
 def test_no_rectangle_is_erased_where_none_fits() -> None:
     erase = RandomAugmentation(erase=1.0)
     operations = draw_augmentation(erase, 256, (1, 300), 0, 0, np.arange(100)).operations
-    assert not operations.codes.any() or operations.values[operations.codes != 0][:, 3].max() == 0
-    assert not operations.values[operations.codes == Operation.IDENTITY].any()
+    assert operations.codes.shape == (100, 1)
+    assert not operations.codes.any()
+    assert not operations.values.any()
 
 
 @pytest.mark.parametrize("setting", ["jitter", "grey", "blur", "solarize"])
@@ -369,6 +370,7 @@ def test_rand_augment_is_parsed() -> None:
         ({"policy": "rand-"}, "'' is not one of"),
         ({"policy": "randm7"}, "unknown policy 'randm7'; choose 'trivial', 'three' or RandAugment"),
         ({"policy": 3}, "unknown policy 3"),
+        ({"policy": ["trivial"]}, r"unknown policy \['trivial'\]"),
         ({"jitter": 1.1}, "jitter must be a share from 0 to 1, got 1.1"),
         ({"grey": -1}, "grey must be a share"),
         ({"blur": "often"}, "blur must be a share"),

@@ -23,7 +23,9 @@ from precache.sources.splits import is_list_file
 
 # The names that settings take stand here alone, for type checkers and at runtime.
 Backend: TypeAlias = Literal["auto", "dali", "pytorch", "shards", "synthetic", "webdataset"]
-AugmentName: TypeAlias = Literal["crop", "eval", "train"]
+AugmentName: TypeAlias = Literal[
+    "crop", "deit3", "dino", "eval", "simclr", "timm-a1", "timm-a2", "timm-a3", "torchvision", "train"
+]
 DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint8"]
 NormalizeName: TypeAlias = Literal["dataset", "imagenet"]
 ShuffleName: TypeAlias = Literal["full", "window"]

@@ -98,10 +98,9 @@ def reference_pixels(
     shape = np.array([[original.height, original.width]])
     mirrored = False
     if random:
-        boxes, (mirrored,), _ = draw_augmentation(
-            RandomAugmentation(), stored, size, 0, 0, np.array([sample_id])
-        )
-        left, top, width, height = (boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
+        draws = draw_augmentation(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
+        mirrored = bool(draws.mirrored[0])
+        left, top, width, height = (draws.boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
         if np.array_equal(shape, stored):  # a crop of whole pixels: antialiasing sees none around them
             original = original.crop((int(left), int(top), int(left + width), int(top + height)))
             left = top = 0.0

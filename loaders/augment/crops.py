@@ -1,7 +1,7 @@
 """What is served of each stored picture: the part of it, and what is done to that, here or on a device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -84,14 +84,11 @@ class Crops:
 
 def make_views(settings: RandomAugmentation, served: Size) -> tuple[View, ...]:
     """Return the views that settings ask for; those without a size have that which the loader serves."""
-    if isinstance(settings.views, int):
-        single = replace(settings, views=1)
-        return (View(settings.size or served, single),) * settings.views
-    return tuple(View(view.size or served, view) for view in settings.views)
+    return tuple(View(view.size or served, view) for view in settings.view_settings)
 
 
 def carve(memory: torch.Tensor, samples: int, views: Sequence[View], channels: int) -> list[torch.Tensor]:
-    """Return the parts of a batch's memory in which its views lie, each uint8 [samples, height, width, channels].
+    """Return the parts of a batch's memory in which its views lie, uint8 [samples, height, width, channels].
 
     Args:
         memory: uint8 [bytes].

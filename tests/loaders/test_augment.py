@@ -122,8 +122,8 @@ def test_a_random_augmentation_applies_its_settings(converted: dict[str, Path]) 
     assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
     dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
     jittered = pictures(converted["shards"], augment=dark, size=STORED_SIZE)
-    factors = draw_augmentation(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
-    for i, factor in zip(centre, factors, strict=True):
+    draws = draw_augmentation(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))
+    for i, factor in zip(centre, draws.operations.values[:, 0, 0], strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1
 

@@ -6,7 +6,7 @@ fills; a command that needs another default gives it to `option` or `run_options
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -14,6 +14,7 @@ from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES, EAGER_LAUNCHES, NullTrainer, choose_launches, resolve_trainer
 from loaders.device import find_device
+from loaders.settings import AugmentName
 from precache.cli.commandline import combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError
@@ -49,7 +50,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "device": {"default": "auto", "help": "Device that trains: auto, cpu, cuda or cuda:N."},
     "augment": {
         "default": "eval",
-        "help": "What happens to pictures: eval (centre crop), train (random crop, flip), crop.",
+        "help": f"What happens to pictures: {', '.join(get_args(AugmentName))}; see help(loaders.build).",
     },
     "shuffle": {"default": "auto", "help": "How samples are shuffled: auto, full, window or none."},
 }

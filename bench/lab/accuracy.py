@@ -39,7 +39,7 @@ from bench.lab import harness
 from bench.machine.hardware import DTYPES, describe_machine, resolve_amp
 from bench.measure.candidates import CHOICES
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
-from bench.measure.imagefolder import make_transform, resize_transforms
+from bench.measure.recipes import make_transform
 from bench.measure.trials import Trials, read_document
 from bench.report.result import Document, Trial
 from bench.report.table import Table
@@ -175,7 +175,7 @@ def open_batches(
         files = pictures.files(pictures.train)
         dataset = ImageFolder(
             Path(files[0]).parent.parent,
-            make_transform("train", recipe.size),
+            make_transform("train", recipe.size, floats=True),
             is_valid_file=frozenset(files).__contains__,
         )
         loader = DataLoader(
@@ -207,7 +207,7 @@ def open_batches(
 
 def decode_validation(pictures: TreeSplits, size: int) -> list[torch.Tensor]:
     """Decode the pictures that models are tested on as torchvision does; each uint8 [3, size, size]."""
-    transform = transforms.Compose([pil_loader, *resize_transforms("eval", size), transforms.PILToTensor()])
+    transform = transforms.Compose([pil_loader, make_transform("eval", size, floats=False)])
     with ThreadPoolExecutor() as pool:
         return list(pool.map(transform, pictures.files(pictures.val)))
 

@@ -2,7 +2,8 @@
 
 The recipe is that of references/classification in torchvision's repository: `presets.py` with its default
 backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip, normalise,
-`DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. Nothing of it is made faster here.
+`DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`; `recipes.py` has the transforms of each
+name. Nothing of it is made faster here.
 Three things differ: batches are full, as in all trials; workers live on from epoch to epoch; and a picture
 that Pillow cannot open is left out, where a training would stop. `find_faults` lists such pictures.
 """
@@ -12,28 +13,27 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from bench.measure.recipes import make_mix, make_transform
 from bench.report.gain import TODAY_BACKEND
-from loaders.augment.geometry import resized_side
 from loaders.batch import Batch
-from loaders.settings import CROP_RATIO
-from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
+from loaders.settings import AugmentName
 from precache.errors import DatasetError, check_choice
 from precache.pictures.kinds import IMAGE_FOLDER_EXTENSIONS
 from precache.reporting import abridge, quantity
 from precache.sources.base import Scan
 
 NAME = TODAY_BACKEND
-AUGMENTATIONS = ("eval", "train")
-_FLIP_PROBABILITY = 0.5
+AUGMENTATIONS = tuple(name for name in get_args(AugmentName) if name != "crop")
 _MAX_TRIES = 1000  # pictures in a row that cannot be opened before an epoch fails
 
 
@@ -188,7 +188,7 @@ class ImageFolderLoader:
 
     Raises:
         DatasetError: ImageFolder lists no picture.
-        SettingError: unknown `augment`: "train" is the recipe of training, "eval" that of validation.
+        SettingError: unknown `augment`.
     """
 
     def __init__(
@@ -204,13 +204,14 @@ class ImageFolderLoader:
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            dataset = _IndexedDataset(path, make_transform(augment, size))
+            dataset = _IndexedDataset(path, make_transform(augment, size, floats=True))
         except FileNotFoundError as error:
             raise DatasetError(f"ImageFolder refuses it ({error})", path=path) from error
         self.batch_size, self.size = batch_size, size
         self.samples = len(dataset)
         self._device = device
         self._dataset = dataset
+        mix = make_mix(augment, len(dataset.tree.classes))
         self._loader: DataLoader[Any] | None = DataLoader(
             dataset,
             batch_size=batch_size,
@@ -218,6 +219,7 @@ class ImageFolderLoader:
             num_workers=workers,
             pin_memory=device.type == "cuda",
             drop_last=True,
+            collate_fn=None if mix is None else partial(_collate, mix),
             worker_init_fn=_hide_warnings,
             persistent_workers=workers > 0,
         )
@@ -237,7 +239,8 @@ class ImageFolderLoader:
         assert self._loader is not None, "closed"
         try:
             for images, labels, indices in self._loader:
-                yield Batch(images.to(self._device), labels.to(self._device), indices)
+                views = [view.to(self._device) for view in (images if isinstance(images, list) else [images])]
+                yield Batch(views[0], labels.to(self._device), indices, other_views=views[1:])
         except DatasetError as error:
             if error.path is not None:
                 raise
@@ -258,39 +261,10 @@ class ImageFolderLoader:
         self.close()
 
 
-def make_transform(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
-    """Return the transform from a picture of Pillow's to float32 [3, size, size], normalised.
-
-    It is `presets.ClassificationPresetTrain` with its default flips and no automatic augmentation, or
-    `ClassificationPresetEval`, which resizes the shorter side to 256 for 224.
-    """
-    from torchvision import transforms
-
-    transform: Callable[[Any], torch.Tensor] = transforms.Compose(
-        [
-            *resize_transforms(augment, size),
-            transforms.PILToTensor(),
-            transforms.ConvertImageDtype(torch.float),
-            transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
-        ]
-    )
-    return transform
-
-
-def resize_transforms(augment: str, size: int) -> list[Any]:
-    """Return the first transforms of `make_transform`, which resize, crop and flip a picture of Pillow's."""
-    from torchvision import transforms
-
-    bilinear = transforms.InterpolationMode.BILINEAR
-    if augment == "train":
-        return [
-            transforms.RandomResizedCrop(size, interpolation=bilinear, antialias=True),
-            transforms.RandomHorizontalFlip(_FLIP_PROBABILITY),
-        ]
-    return [
-        transforms.Resize(resized_side(size, CROP_RATIO), interpolation=bilinear, antialias=True),
-        transforms.CenterCrop(size),
-    ]
+def _collate(mix: Callable[..., Any], samples: list[Any]) -> Any:
+    """Collate samples, and mix them, as torchvision's references do it in the workers."""
+    images, labels, indices = default_collate(samples)
+    return *mix(images, labels), indices
 
 
 def _hide_warnings(worker: int) -> None:

@@ -12,7 +12,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from bench.measure.candidates import Candidate, choose_candidates, open_candidates, same_pictures
 from bench.measure.comparison import Comparison, check_served, compare
-from bench.measure.imagefolder import make_transform
+from bench.measure.recipes import make_transform
 from bench.measure.trial import measure, open_loader
 from bench.report.result import Trial
 from loaders.dataset import open_split
@@ -159,8 +159,8 @@ def test_unequal_work_is_refused_with_its_numbers(candidate: Candidate, trial: T
 def test_imagefolder_is_measured_with_torchvisions_own_recipe(raw_tree: Path) -> None:
     rng = np.random.default_rng((1, 14))
     image = Image.fromarray(rng.integers(0, 256, (256, 256, 3), np.uint8))
-    pixels = make_transform("eval", 224)(image)  # of 256 pixels, so that nothing is resized
-    crop, flip = make_transform("train", 224).transforms[:2]
+    pixels = make_transform("eval", 224, floats=True)(image)  # of 256 pixels, so that nothing is resized
+    crop, flip = make_transform("train", 224, floats=True).transforms[:2]
     assert (crop.scale, crop.ratio, crop.size, flip.p) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224), 0.5)
     centre = pil_to_tensor(image)[:, 16:240, 16:240] / 255
     mean, std = (torch.tensor(part)[:, None, None] for part in (IMAGENET_MEAN, IMAGENET_STD))

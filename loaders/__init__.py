@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from precache.packages import check_package
 
 if TYPE_CHECKING:
+    from loaders.augment.functions import per_picture
     from loaders.augment.policies import RandomAugmentation
     from loaders.batch import Batch
     from loaders.building import build
@@ -32,6 +33,7 @@ __all__ = [
     "Sampling",
     "Serving",
     "build",
+    "per_picture",
 ]
 _MODULES = {
     "Batch": "batch",
@@ -40,6 +42,7 @@ _MODULES = {
     "RandomAugmentation": "augment.policies",
     **dict.fromkeys(("Ranks", "Reading", "Sampling", "Serving"), "settings"),
     "build": "building",
+    "per_picture": "augment.functions",
 }
 """Modules of the public names, none of which has such a name: importing it would hide the name."""
 

@@ -44,13 +44,15 @@ class Batch(list[torch.Tensor]):
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
-        views: tuple of as many batches of images as `loaders.RandomAugmentation` says, each drawn anew from the
-            same pictures; the first is `images`. Their sizes may differ.
+        views: tuple of as many batches of images as `loaders.RandomAugmentation` says, each drawn anew from
+            the same pictures; the first is `images`. Their sizes may differ.
+        partners: int64 [n], on the CPU: slot of the picture that each one was mixed with, by MixUp or CutMix;
+            None if pictures are as they were drawn.
     """
 
     # The loader uses the last two until it serves the batch: `ready` is an event behind the work on it, if
     # that may still be going on, and `refused` is that of `DecodedBatch`.
-    __slots__ = ("_ids", "_other_views", "_padding", "fields", "ready", "refused")
+    __slots__ = ("_ids", "_other_views", "_padding", "fields", "partners", "ready", "refused")
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class Batch(list[torch.Tensor]):
         padding: torch.Tensor | None = None,
         fields: Mapping[str, Any] | None = None,
         other_views: Iterable[torch.Tensor] = (),
+        partners: torch.Tensor | None = None,
     ) -> None:
         """Make a batch of images and labels, or of one iterable of both, as frameworks rebuild a list."""
         parts: list[Any] = list(images) if labels is None else [images, labels]
@@ -67,7 +70,7 @@ class Batch(list[torch.Tensor]):
             raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
         super().__init__(parts)
         self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
-        self._other_views = tuple(other_views)
+        self._other_views, self.partners = tuple(other_views), partners
         self.ready: torch.cuda.Event | None = None
         self.refused: Mapping[int, ImageError] = {}
 
@@ -122,12 +125,13 @@ class Batch(list[torch.Tensor]):
     def _map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         """Return the batch with `function` applied to its images and labels."""
         images, labels = function(self[0]), function(self[1])
-        return Batch(images, labels, self._ids, self._padding, self.fields, map(function, self._other_views))
+        views = map(function, self._other_views)
+        return Batch(images, labels, self._ids, self._padding, self.fields, views, self.partners)
 
     def __setitem__(self, index: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first, whose ids do not hold then
         if index == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
-            self._ids = self._padding = None
+            self._ids = self._padding = self.partners = None
             self.fields, self._other_views = {}, ()
         super().__setitem__(index, part)
 
@@ -144,20 +148,25 @@ class Batch(list[torch.Tensor]):
         return id(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (*self, self._ids, self._padding, self.fields, self._other_views)
+        return Batch, (*self, *_other_attributes(self))
 
     def __repr__(self) -> str:
         images, labels = (f"{p.dtype} {[*p.shape]}" if isinstance(p, torch.Tensor) else p for p in self)
         return f"<loaders.Batch: images {images}, labels {labels}>"
 
 
+def _other_attributes(batch: Batch) -> tuple[Any, ...]:
+    """Return the arguments that make a batch anew, behind images and labels."""
+    return batch._ids, batch._padding, batch.fields, batch._other_views, batch.partners
+
+
 def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    return list(batch), (batch._ids, batch._padding, batch.fields, batch._other_views)
+    return list(batch), _other_attributes(batch)
 
 
 def _unflatten(parts: Iterable[Any], context: tuple[Any, ...]) -> Batch:
     batch = Batch(parts)
-    batch._ids, batch._padding, batch.fields, batch._other_views = context
+    batch._ids, batch._padding, batch.fields, batch._other_views, batch.partners = context
     return batch
 
 

@@ -351,8 +351,7 @@ def _divide_augmentation(
         if data.has_varying_sizes:  # one array cannot hold the pictures whole: the middle of each
             return Crops(None, (View(resized_side(served, ratio)),)), function
         return Crops(data.size, (View(data.size),)), function
-    if augmentation.mixes:
-        check_mixable(augmentation, data)
+    check_mixable(augmentation.mixup, augmentation.cutmix, data.classes, data.path)
     views = make_views(augmentation, served)
     for view in dict.fromkeys(views):
         assert view.random is not None

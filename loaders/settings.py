@@ -360,8 +360,8 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
 
 
 _TRANSFORM_HINT = (
-    "give augment: 'train', 'eval' or a function (images, ids, epoch) over a batch; "
-    "loaders.ImageDataset(path, transform=...) takes a transform of one picture"
+    "give augment: 'train', 'eval', a function (images, ids, epoch) over a batch, or "
+    "loaders.per_picture(transform) with a transform of one picture"
 )
 BUILD_HINTS = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",

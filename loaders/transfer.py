@@ -119,16 +119,13 @@ class Pipeline:
         labels = upload(batch_labels(self._data, request.positions), self.lane.device)
         fields = {name: field_values(column, request.positions) for name, column in self._fields}
         if not len(ids):  # no picture could be decoded
-            return Batch(views[0].movedim(-1, 1), labels, ids, fields=fields)
+            return Batch(
+                views[0] if self._per_picture else views[0].permute(0, 3, 1, 2), labels, ids, fields=fields
+            )
         padding = None
         if request.padding:
             padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
-        mixing = None
-        if self._mixes is not None:
-            shape = views[0].shape[1], views[0].shape[2]
-            settings = self._mixes.mixup, self._mixes.cutmix
-            mixing = draw_mixing(*settings, self._seed, request.epoch, ids.numpy(), shape)
-        served = []
+        served, mixing = [], None
         for number in range(self._views):
             pictures = views[number if len(views) > 1 else 0]
             if isinstance(self._late, CheckedFunction):
@@ -136,8 +133,12 @@ class Pipeline:
             elif self._late is not None:
                 keys = draw_keys(ids.numpy(), number, request.places)
                 pictures = self._late.apply(number, pictures, keys, request.epoch)
-            if mixing is not None:
-                pictures = mix_images(pictures, mixing)
+            if self._mixes is not None:
+                shape = pictures.shape[1], pictures.shape[2]
+                alphas = self._mixes.mixup, self._mixes.cutmix
+                mixing = draw_mixing(*alphas, self._seed, request.epoch, ids.numpy(), shape)
+                if mixing is not None:
+                    pictures = mix_images(pictures, mixing)
             served.append(self._finish(pictures))
         batch = Batch(served[0], labels, ids, padding, fields, served[1:])
         if mixing is not None:

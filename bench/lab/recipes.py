@@ -48,12 +48,16 @@ def _count_rate(batches: Callable[[], Iterator[Any]], count: Callable[[Any], int
                 start_s, counted, is_warm = time.perf_counter(), 0, True
 
 
-def measure_ours(path: Path, recipe: str, workers: int, seconds: float, batch_size: int) -> Mapping[str, float]:
+def measure_ours(
+    path: Path, recipe: str, workers: int, seconds: float, batch_size: int
+) -> Mapping[str, float]:
     """Measure our loader in this process."""
     augment: Any = recipe
     dtype: Any = "float32" if recipe in _NORMALISED else "uint8"
     reading = loaders.Reading(workers=workers)
-    with loaders.build(path, batch_size=batch_size, size=_SIZE, augment=augment, dtype=dtype, reading=reading) as loader:
+    with loaders.build(
+        path, batch_size=batch_size, size=_SIZE, augment=augment, dtype=dtype, reading=reading
+    ) as loader:
         return {"images_per_s": _count_rate(loader.__iter__, lambda batch: len(batch.ids), seconds)}
 
 
@@ -74,9 +78,13 @@ def measure_theirs(
 @click.command()
 @click.argument("tree", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("converted", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--recipes", default=",".join(sorted({*get_args(AugmentName)} - {"crop", "eval"})), show_default=True)
+@click.option(
+    "--recipes", default=",".join(sorted({*get_args(AugmentName)} - {"crop", "eval"})), show_default=True
+)
 @click.option("--workers", default=2, show_default=True)
-@click.option("--seconds", default=4.0, show_default=True, help="Seconds of each run, after as many of warm-up.")
+@click.option(
+    "--seconds", default=4.0, show_default=True, help="Seconds of each run, after as many of warm-up."
+)
 @click.option("--batch-size", default=64, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Turns.")
 def command(

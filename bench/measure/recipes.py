@@ -55,12 +55,16 @@ def make_transform(augment: str, size: int, *, floats: bool) -> Any:
         return module.Compose([crop, module.RandomHorizontalFlip(_FLIP_PROBABILITY), *steps])
 
     if augment == "torchvision":
-        return crop_and(module.TrivialAugmentWide(interpolation=bilinear), *to_tensor, module.RandomErasing(0.1))
+        return crop_and(
+            module.TrivialAugmentWide(interpolation=bilinear), *to_tensor, module.RandomErasing(0.1)
+        )
     if augment.startswith("timm"):
         share = 0.6 if augment == "timm-a3" else 0.7
         return crop_and(module.RandAugment(2, round(share * 30), interpolation=bilinear), *to_tensor)
     if augment == "deit3":
-        three = module.RandomChoice([module.Grayscale(3), module.RandomSolarize(128, 1.0), module.GaussianBlur(9, (0.1, 2.0))])
+        three = module.RandomChoice(
+            [module.Grayscale(3), module.RandomSolarize(128, 1.0), module.GaussianBlur(9, (0.1, 2.0))]
+        )
         return crop_and(three, module.ColorJitter(0.3, 0.3, 0.3), *to_tensor)
     if augment == "simclr":
         jitter = module.RandomApply([module.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.colour import apply_tables, linear_matrices, recolour, recolour_batch, recolour_linear, tables
+from loaders.augment import colour
 from loaders.augment.geometry import inverse_affine, warp, warp_batch
 from loaders.augment.operations import ERASED, GEOMETRIC, LINEAR, TABLES, Operation, Operations
 from loaders.device import upload
@@ -58,11 +58,15 @@ def apply_to_picture(picture: Pixels, steps: Steps, fill: tuple[int, ...]) -> No
             left, top, width, height = map(int, argument)
             picture[top : top + height, left : left + width] = ERASED[:channels]
         else:
-            recolour(picture, code, argument[0])
+            colour.recolour(picture, code, argument[0])
 
 
 def apply_to_pictures(images: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """Return the images with their operations applied one by one on the CPU, uint8 [n, height, width, channels]."""
+    """Return the images with their operations applied one by one on the CPU.
+
+    Args:
+        images: uint8 [n, height, width, channels].
+    """
     if not operations.codes.any():
         return images
     images = images.clone()  # a backend may serve memory that is not to be written to
@@ -96,8 +100,8 @@ def _apply_step(
 ) -> None:
     """Apply one step of each picture of a batch on its device, float [n, channels, height, width], in place."""
     channels, height, width = floats.shape[1:]
-    kinds: list[Sequence[int]] = [GEOMETRIC, LINEAR, TABLES]
-    kinds += [[code] for code in sorted({*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES})]
+    others = sorted({*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES})
+    kinds: list[Sequence[int]] = [GEOMETRIC, LINEAR, TABLES, *([code] for code in others)]
     for kind in kinds:
         slots = np.flatnonzero(np.isin(codes, kind))
         if not len(slots):
@@ -112,14 +116,26 @@ def _apply_step(
             matrices = send(inverse_affine(part_codes, part_values, (height, width)))
             part = warp_batch(part, matrices, fill[:channels])
         elif kind is LINEAR:
-            part = recolour_linear(part, send(linear_matrices(part_codes, part_values)))
+            part = colour.recolour_linear(part, send(colour.linear_matrices(part_codes, part_values)))
         elif kind is TABLES:
-            part = apply_tables(part, send(tables(part_codes, part_values)))
+            part = colour.apply_tables(part, send(colour.tables(part_codes, part_values)))
         elif kind[0] == Operation.ERASE:
             part = _erase(part, send(part_values))
+        elif kind[0] == Operation.BLUR:
+            part = colour.blur(part, send(colour.blur_kernels(part_values[:, 0])))
+        elif kind[0] in _WITHOUT_VALUE:
+            part = _WITHOUT_VALUE[kind[0]](part)
         else:
-            part = recolour_batch(part, kind[0], part_values[:, 0])
+            part = _WITH_VALUE[kind[0]](part, send(part_values[:, 0]))
         floats[on_device] = part
+
+
+_WITH_VALUE = {
+    Operation.CONTRAST: colour.contrast,
+    Operation.SHARPNESS: colour.sharpen,
+    Operation.HUE: colour.shift_hue,
+}
+_WITHOUT_VALUE = {Operation.AUTOCONTRAST: colour.autocontrast, Operation.EQUALIZE: colour.equalize}
 
 
 def _erase(images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
@@ -128,5 +144,5 @@ def _erase(images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
     rows = torch.arange(images.shape[2], device=images.device)[None, :, None]
     columns = torch.arange(images.shape[3], device=images.device)[None, None, :]
     inside = (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)
-    colour = torch.tensor(ERASED[: images.shape[1]], dtype=images.dtype)
-    return torch.where(inside[:, None], upload(colour, images.device)[:, None, None], images)
+    erased = torch.tensor(ERASED[: images.shape[1]], dtype=images.dtype, device="cpu")
+    return torch.where(inside[:, None], upload(erased, images.device)[:, None, None], images)

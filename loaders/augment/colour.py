@@ -374,24 +374,6 @@ def _reflected(side: int, radius: int, device: torch.device) -> torch.Tensor:
     return torch.minimum(steps, period - steps)
 
 
-def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool = True) -> torch.Tensor:
-    """Return the images with each picture's own brightness, contrast, saturation and hue.
-
-    Values are those of torchvision's `adjust_*` functions, which take one factor for all pictures.
-
-    Args:
-        images: float [n, 3, height, width], 0-255.
-        colors: float [n, 4], factors of brightness, contrast and saturation, and the shift of hue.
-        shifts_hue: whether to apply the shifts of hue.
-    """
-    brightness, contrast, saturation, hue = colors.T[:, :, None, None, None]
-    images = (images * brightness).clamp_(0, 255)
-    mean = _grey(images).floor().mean(dim=(1, 2, 3), keepdim=True)
-    images = _blend(images, mean, contrast)
-    images = _blend(images, _grey(images).floor(), saturation)
-    return _turn_hue(images, hue[..., 0]) if shifts_hue else images
-
-
 def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return (images * factor + other * (1 - factor)).clamp_(0, 255)
 

@@ -1,15 +1,23 @@
 """Functions of the caller that augment: what they take and return, checked."""
 
+import copy
 import inspect
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from PIL import Image
+from torch.overrides import TorchFunctionMode
 
+from loaders.augment.draws import uniforms
 from loaders.augment.policies import AUGMENTATIONS, RandomAugmentation
 from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice
 from precache.pictures.images import Size, as_size, sides
+from precache.pictures.jpeg import Pixels
 
 BatchFunction: TypeAlias = Callable[..., Any]
 """Function given as `augment`: (images, ids, epoch) -> images.
@@ -20,8 +28,7 @@ dtype and channels on the same device, of the `size` that `build` was given, or 
 normalised afterwards, unless `build` was asked for uint8.
 
 If it has a parameter called `labels`, it gets those of `Batch`, on the device, and returns images and labels:
-[n], or soft ones, float [n, classes], as CutMix and MixUp make them. If it has one called `view`, it gets the
-number of the view that it makes."""
+[n], or soft ones, float [n, classes], as CutMix and MixUp make them."""
 _TRANSFORM_PACKAGES = ("albumentations", "kornia", "torchvision")
 
 
@@ -31,60 +38,50 @@ class CheckedFunction:
     Args:
         size: size that the function must return; None: the size of the first batch.
 
-    Attributes:
-        takes_labels: whether the function takes and returns labels.
-
     Raises:
         SettingError: the function does not take a batch, as a transform of one picture.
     """
 
     def __init__(self, function: BatchFunction, size: Size | None) -> None:
         self._function, self._size = function, size
-        self._name = getattr(function, "__qualname__", type(function).__name__)
-        self._keywords: set[str] = set()
+        self._name = _name(function)
+        self._takes_labels = False
         try:
             signature = inspect.signature(getattr(function, "forward", function))
         except ValueError:  # a function written in C has no signature
             pass
         else:
-            self._keywords = {"labels", "view"}.intersection(signature.parameters)
+            self._takes_labels = "labels" in signature.parameters
             self._check_signature(signature)
-        self.takes_labels = "labels" in self._keywords
 
     def _check_signature(self, signature: inspect.Signature) -> None:
         """Raise SettingError if the function cannot take a batch, as a transform of one picture."""
         try:
-            signature.bind("images", "ids", "epoch", **dict.fromkeys(self._keywords))
+            signature.bind("images", "ids", "epoch", **({"labels": None} if self._takes_labels else {}))
             # torchvision's v2 and others take whatever there is, and would take ids for a picture, too
-            module = getattr(self._function, "__module__", None) or ""
-            if module.partition(".")[0] not in _TRANSFORM_PACKAGES:
+            if _package(self._function) not in _TRANSFORM_PACKAGES:
                 return
         except TypeError:
             pass
         raise SettingError(
             f"augment takes a function (images, ids, epoch) of a whole batch, uint8 [n, height, width, "
             f"channels], that returns as many; {self._name} takes {signature}",
-            remedy="give a transform of one picture to loaders.ImageDataset(path, transform=...), and one of "
-            "a batch [n, channels, height, width] as augment=lambda images, ids, epoch: "
+            remedy="give a transform of one picture as augment=loaders.per_picture(transform), and one of a "
+            "batch [n, channels, height, width] as augment=lambda images, ids, epoch: "
             "transform(images.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)",
         )
 
     def apply(
-        self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, view: int
+        self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Call the function, and return the images and labels that it made.
 
         Raises:
             SettingError: they are not as `BatchFunction` says.
         """
-        keywords: dict[str, Any] = {}
-        if "labels" in self._keywords:
-            keywords["labels"] = labels
-        if "view" in self._keywords:
-            keywords["view"] = view
-        returned = self._function(images, ids, epoch, **keywords)
-        if not self.takes_labels:
-            return self._check_images(returned, images), labels
+        if not self._takes_labels:
+            return self._check_images(self._function(images, ids, epoch), images), labels
+        returned = self._function(images, ids, epoch, labels=labels)
         if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
             raise SettingError(
                 f"augment function {self._name} takes labels, so it must return images and labels, got "
@@ -142,6 +139,213 @@ def _image_fault(returned: object, images: torch.Tensor, size: tuple[int, int] |
     elif size is not None and size != (shape[1], shape[2]):
         fault = "return the size that the loader was built with, or that of the first batch"
     return fault
+
+
+PictureFunction: TypeAlias = Callable[..., Any]
+"""Transform of one picture, see `per_picture`."""
+
+
+def per_picture(transform: PictureFunction) -> "PerPicture":
+    """Return `transform` as a value of `augment`: it is applied to each stored picture, where it is read.
+
+    The loader then neither crops nor mirrors: all pictures that the transform returns must have one size.
+    Several threads call it at once, so it must not write to attributes of its own.
+
+    What it gets:
+
+        Albumentations   `transform(image=array)["image"]`, uint8 [height, width, channels]
+        all others       a PIL image, as with ImageFolder: torchvision's v1 and v2, functions of your own
+
+    What it draws depends on the loader's seed, epoch and sample alone, in any thread or process, for
+
+        torch, so torchvision   random functions on the CPU that are given no generator; not those of a
+                                scripted module, of `torch.nn.functional`, nor `torch.randint_like`
+        Albumentations          from 1.4.24 on; each thread has a copy of the transform
+
+    The generators of the program itself are left as they are. Nothing of this holds for Python's `random` and
+    the global state of NumPy, which no library can set for a thread alone: torchvision's v1 `RandomOrder` and
+    `RandomChoice` draw with `random`, those of v2 with torch.
+
+    Args:
+        transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,
+            channels]; uint8, 0-255, or floats.
+
+    Raises:
+        SettingError: it is not a function of one picture, or of an older Albumentations.
+    """
+    return PerPicture(transform)
+
+
+class PerPicture:
+    """Transform of one picture, applied by the threads that read; made by `per_picture`, which see."""
+
+    def __init__(self, transform: PictureFunction) -> None:
+        self._transform, self._name = transform, _name(transform)
+        if not callable(transform):
+            raise SettingError(f"per_picture takes a transform of one picture, got {transform!r}")
+        if isinstance(transform, type):
+            raise SettingError(
+                f"per_picture takes a transform of one picture, got the class {self._name}",
+                remedy=f"give an instance of it, as {self._name}(...)",
+            )
+        self._check_signature()
+        self._is_albumentations = _package(transform) == "albumentations"
+        if self._is_albumentations and not hasattr(transform, "set_random_state"):
+            raise SettingError(
+                "per_picture: this version of Albumentations cannot be given a random state for each picture",
+                remedy="pip install 'albumentations>=1.4.24'",
+            )
+        self._local = threading.local()  # of each thread: its generator, and its copy of the transform
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerPicture, (self._transform,)
+
+    def _check_signature(self) -> None:
+        """Raise SettingError if the transform cannot be called with a picture alone."""
+        try:
+            signature = inspect.signature(getattr(self._transform, "forward", self._transform))
+        except ValueError:  # a function written in C has no signature
+            return
+        try:
+            signature.bind("picture")
+        except TypeError as error:
+            raise SettingError(
+                f"per_picture takes a transform of one picture; {self._name} takes {signature}",
+                remedy="give a function of a whole batch as augment= itself, and other arguments by "
+                "functools.partial",
+            ) from error
+
+    def apply(self, picture: Pixels, seed: int, epoch: int, key: int) -> torch.Tensor:
+        """Call the transform with a picture, and return the picture that it made.
+
+        What the transform raises is raised as it is.
+
+        Args:
+            picture: uint8 [height, width, channels], 1 channel or 3; it is not written to.
+            seed: seed of the loader.
+            epoch: epoch that the picture is served in.
+            key: id of the sample, or a key of `draw_keys`.
+
+        Returns:
+            uint8 or floats [channels, height, width], in memory of its own.
+
+        Raises:
+            SettingError: the transform returned something else.
+        """
+        draw = uniforms(seed, epoch, np.array([key]), 1)[0, 0]
+        picture_seed = int(draw * 2**53)  # all the bits of the draw
+        mode = getattr(self._local, "mode", None)
+        if mode is None:
+            mode = self._local.mode = _SeededDraws()
+        mode.generator.manual_seed(picture_seed)
+        with mode:
+            if self._is_albumentations:
+                transform = self._seeded_copy(picture_seed)
+                return self._as_tensor(transform(image=picture.copy())["image"])
+            image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+            return self._as_tensor(self._transform(image))
+
+    def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the pictures that the transform made of one batch as one tensor, [n, channels, height, width].
+
+        Raises:
+            SettingError: their shapes or dtypes differ.
+        """
+        kinds = {(*picture.shape, picture.dtype) for picture in pictures}
+        if len(kinds) > 1:
+            shapes = " and ".join(str([*kind[:-1]]) for kind in sorted(kinds, key=str)[:2])
+            raise SettingError(
+                f"per_picture: {self._name} must return pictures of one shape and dtype, got {shapes}",
+                remedy="end it with a crop or a resize to one size",
+            )
+        return torch.stack([*pictures]) if pictures else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+
+    def _seeded_copy(self, picture_seed: int) -> Any:
+        """Return this thread's copy of the Albumentations transform, whose draws begin anew."""
+        transform = getattr(self._local, "transform", None)
+        if transform is None:
+            transform = self._local.transform = copy.deepcopy(self._transform)
+        # one state for all transforms; `set_random_seed` gives each the same one, so that all draw alike
+        transform.set_random_state(np.random.default_rng(picture_seed), random.Random(picture_seed))
+        return transform
+
+    def _as_tensor(self, returned: object) -> torch.Tensor:
+        """Return what the transform returned as a tensor, or raise SettingError."""
+        picture = returned
+        if isinstance(picture, Image.Image):
+            if picture.mode == "P":  # numbers of colours in a palette
+                picture = picture.convert("RGB")
+            picture = np.array(picture)
+        if isinstance(picture, np.ndarray) and picture.ndim == 2:
+            picture = picture[..., None]
+        if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.dtype.kind in "uf":
+            picture = torch.from_numpy(np.require(picture, requirements=("C", "W"))).permute(2, 0, 1)
+        is_picture = isinstance(picture, torch.Tensor) and picture.ndim == 3
+        if is_picture and (picture.dtype == torch.uint8 or picture.is_floating_point()):
+            return picture.as_subclass(torch.Tensor)  # no subclass, as torchvision's `tv_tensors.Image`
+        got = type(returned).__name__
+        if isinstance(returned, (torch.Tensor, np.ndarray)):
+            got = f"{str(returned.dtype).removeprefix('torch.')} {[*returned.shape]}"
+        elif isinstance(returned, Image.Image):
+            got = f"a PIL image of mode {returned.mode}"
+        remedy = ""
+        if isinstance(returned, (tuple, list, dict)):
+            remedy = "return the picture alone; several views: loaders.RandomAugmentation(views=...)"
+        raise SettingError(
+            f"per_picture: {self._name} must return a tensor [channels, height, width], a PIL image or an "
+            f"array [height, width, channels], uint8 or floats; got {got}",
+            remedy=remedy,
+        )
+
+
+_RANDOM_FUNCTIONS = {
+    torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
+    torch.rand, torch.randint, torch.randn, torch.randperm,
+    torch._sample_dirichlet, torch._standard_gamma,  # of `torch.distributions`
+    torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.cauchy_, torch.Tensor.exponential_,
+    torch.Tensor.geometric_, torch.Tensor.log_normal_, torch.Tensor.multinomial, torch.Tensor.normal_,
+    torch.Tensor.random_, torch.Tensor.uniform_,
+}  # fmt: skip
+"""Functions of torch that draw, and take a generator."""
+_RANDOM_LIKE = {torch.rand_like: torch.Tensor.uniform_, torch.randn_like: torch.Tensor.normal_}
+"""Functions that take no generator before torch 2.10 -> what fills an empty tensor with the same values."""
+
+
+class _SeededDraws(TorchFunctionMode):
+    """Gives torch's random functions a generator, within the block and in its thread alone.
+
+    Attributes:
+        generator: the generator, on the CPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator(device="cpu")
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, with the generator if it draws on the CPU and is given none."""
+        keywords = kwargs or {}
+        if func not in _RANDOM_FUNCTIONS and func not in _RANDOM_LIKE:
+            return func(*args, **keywords)
+        device = keywords.get("device")
+        if device is None:
+            device = getattr(args[0] if args else None, "device", "cpu")
+        if keywords.get("generator") is not None or torch.device(device).type != "cpu":
+            return func(*args, **keywords)
+        if func in _RANDOM_LIKE:
+            return _RANDOM_LIKE[func](torch.empty_like(*args, **keywords), generator=self.generator)
+        return func(*args, **{**keywords, "generator": self.generator})
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _package(function: object) -> str:
+    """Return the package that a function, or the class of an object, comes from."""
+    return (getattr(function, "__module__", None) or "").partition(".")[0]
 
 
 Augment: TypeAlias = AugmentName | RandomAugmentation | BatchFunction | None

@@ -94,7 +94,9 @@ def open_cached(
     Raises:
         SettingError: the device cannot hold the pictures.
     """
-    if crops.views[0].random is not None:  # those of pictures of one size are cut out on the device, after the cache
+    if (
+        crops.views[0].random is not None
+    ):  # those of pictures of one size are cut out on the device, after the cache
         raise SettingError(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary",
             remedy="run 'precache convert' with '--fit crop', or leave the cache out",

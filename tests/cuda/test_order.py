@@ -35,7 +35,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
     "cache-on-the-device": ("shards", {"cache": "device"}),
     "cache-on-the-device-train": (
-        "shards", {"cache": "device", **FLOAT, **TRAIN, "augment": loaders.RandomAugmentation(views=2)}
+        "shards",
+        {"cache": "device", **FLOAT, **TRAIN, "augment": loaders.RandomAugmentation(views=2)},
     ),
     "webdataset-float": ("webdataset", FLOAT),
     "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),

@@ -178,7 +178,7 @@ def test_an_augment_function_with_a_wrong_result_is_refused(converted: dict[str,
 def test_a_transform_of_one_picture_is_refused_at_once(function: Any, converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match=r"function \(images, ids, epoch\).* takes \(") as caught:
         build_loader(converted["shards"], augment=function)
-    assert "ImageDataset(path, transform=" in str(caught.value.remedy)
+    assert "augment=loaders.per_picture(transform)" in str(caught.value.remedy)
 
 
 class _Doubled(torch.nn.Module):

@@ -26,6 +26,7 @@ def test_a_batch_is_a_sequence_of_two() -> None:
     assert labels is batch[1] is batch.labels
     assert (len(batch), batch[:1]) == (2, [images])
     assert (batch.fields, batch.padding.tolist()) == ({}, [False] * 6)
+    assert batch.partners is None
     assert {batch, other, batch} == {other, batch}, "compared as objects, not by their pixels"
     assert "labels" not in batch, "as Hugging Face's Trainer asks"
 
@@ -56,10 +57,15 @@ def by_accelerate(batch: Batch) -> Any:
 )
 def test_a_copied_batch_keeps_all_its_attributes(through: Callable[[Batch], Batch]) -> None:
     fields = {"name": ["a"] * 6, "place": torch.arange(12.0).reshape(6, 2), "tokens": [torch.ones(3)] * 6}
-    batch = make(padding=torch.arange(6) > 3, fields=fields, other_views=[torch.zeros(6, 3, 4, 4)])
+    batch = make(
+        padding=torch.arange(6) > 3,
+        fields=fields,
+        other_views=[torch.zeros(6, 3, 4, 4)],
+        partners=torch.arange(6).roll(1),
+    )
     other = through(batch)
     assert type(other) is Batch
-    for name in ("images", "labels", "ids", "padding"):
+    for name in ("images", "labels", "ids", "padding", "partners"):
         assert torch.equal(getattr(other, name), getattr(batch, name))
     assert other.to("meta").views[1].device.type == "meta"
     assert all(torch.equal(a, b) for a, b in zip(other.views, batch.views, strict=True))
@@ -69,9 +75,10 @@ def test_a_copied_batch_keeps_all_its_attributes(through: Callable[[Batch], Batc
 
 
 def test_a_batch_rebuilt_from_its_items_has_no_ids() -> None:
-    batch = make()
+    batch = make(partners=torch.arange(6).roll(1))
     for other in (type(batch)(list(batch)), type(batch)(*batch), default_collate([batch])):
         assert torch.equal(other.images.view(batch.images.shape), batch.images)
+        assert other.partners is None
         for name in ("ids", "padding"):
             with pytest.raises(AttributeError, match="a framework"):
                 getattr(other, name)

@@ -1,6 +1,5 @@
 """Normalising by ImageNet's mean and standard deviation, the dataset's own, the caller's, or none."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 

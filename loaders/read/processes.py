@@ -289,6 +289,7 @@ def _begin_worker(_: int) -> None:
     freeze its objects before the fork: that takes up to a second, and to unfreeze them would also unfreeze
     what the training has frozen itself.
     """
-    cv2.setNumThreads(1)
+    # not 1, which ends the threads of OpenCV: a forked worker, which has inherited none, would wait for ever
+    cv2.setNumThreads(0)
     gc.freeze()
     gc.enable()

@@ -1,6 +1,8 @@
 """Shears, translations and rotations, on the CPU and in batches, against torchvision's."""
 
 import math
+import multiprocessing
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -12,6 +14,7 @@ from torchvision.transforms.v2.functional import affine, rotate
 
 from loaders.augment.geometry import inverse_affine, warp, warp_batch
 from loaders.augment.operations import Operation
+from loaders.read import processes
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
 
@@ -174,15 +177,29 @@ def test_no_pictures_have_no_matrices() -> None:
 
 
 def test_threads_that_warp_at_once_do_not_disturb_one_another() -> None:
-    shape, fill = (600, 40), (0, 0, 0)  # of a size at which OpenCV might start threads
+    shape, fill = (60, 40), (0, 0, 0)
     pictures = make_pictures(shape, 3, 40)
-    codes, values = draw_operations((40, 40), len(pictures))
+    codes, values = draw_operations(shape, len(pictures))
     matrices = inverse_affine(codes, values, shape)
     expected, threads = warp_each(pictures, matrices, fill), cv2.getNumThreads()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(warp, pictures, matrices, [fill] * len(pictures)))
     assert np.array_equal(pictures, expected)
     assert cv2.getNumThreads() == threads
+
+
+def test_a_forked_worker_starts_after_pictures_were_warped() -> None:
+    """A thread of OpenCV that waits for work is not in the fork, so that nothing there may wait for it."""
+    pictures = make_pictures((64, 64), 3, 1)
+    warp(
+        pictures[0], inverse_affine(np.array([Operation.ROTATE]), np.full((1, 4), 9.0), (64, 64))[0], (0,) * 3
+    )
+    time.sleep(0.2)  # until OpenCV's threads sleep
+    worker = multiprocessing.get_context("fork").Process(target=processes._begin_worker, args=(0,))
+    worker.start()
+    worker.join(20)
+    worker.kill()
+    assert worker.exitcode == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -451,13 +451,16 @@ def _draw_three(draws: Floats) -> Operations:
 
 _BINS = 31
 _SHARES = np.tile(np.linspace(0, 1, _BINS), 2)
-_SIGNED = np.concatenate((_SHARES[:_BINS], -_SHARES[:_BINS]))
+_SIGNS = np.repeat([1, -1], _BINS)
+_SIGNED = _SHARES * _SIGNS
+# torchvision truncates numbers in float32; the middle one is 15.999999 there
+_SHIFTS = np.where(_SHARES == 0.5, 15, np.trunc(32 * _SHARES)) * _SIGNS
 _TRIVIAL: dict[Operation, Floats] = {
     Operation.IDENTITY: 0 * _SHARES,
     Operation.SHEAR_X: 0.99 * _SIGNED,
     Operation.SHEAR_Y: 0.99 * _SIGNED,
-    Operation.TRANSLATE_X: np.trunc(32 * _SIGNED),
-    Operation.TRANSLATE_Y: np.trunc(32 * _SIGNED),
+    Operation.TRANSLATE_X: _SHIFTS,
+    Operation.TRANSLATE_Y: _SHIFTS,
     Operation.ROTATE: 135 * _SIGNED,
     Operation.BRIGHTNESS: 1 + 0.99 * _SIGNED,
     Operation.SATURATION: 1 + 0.99 * _SIGNED,

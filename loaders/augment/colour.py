@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import avg_pool2d, conv2d
+from torch.nn.functional import conv2d
 
 from loaders.augment.draws import Floats
 from loaders.augment.operations import Codes, Operation
@@ -36,7 +36,8 @@ _HUE_SCALE = 255.999 / 255
 _IDENTITY = np.eye(3, 4)
 _GREY_MATRIX = np.array([[*_LUMA, _CUT]] * 3)
 # torchvision cuts the grey value off before it mixes it in: by a half, on average
-_MIXED_GREY = np.array([[*_LUMA, -0.5]] * 3)
+_SATURATION_0 = np.array([[*_LUMA, _CUT - 0.5]] * 3)
+_SATURATION_SLOPE = _IDENTITY - np.array([[*_LUMA, -0.5]] * 3)
 _LEVELS = np.arange(256, dtype=np.float32)
 
 
@@ -61,8 +62,7 @@ def linear_matrices(codes: Codes, values: Floats) -> Float32:
 
 def _saturation_matrix(factor: Any) -> Floats:
     """Return float64 [3, 4] for a factor, or [n, 3, 4] for factors [n, 1, 1]."""
-    matrix: Floats = factor * _IDENTITY + (1 - factor) * _MIXED_GREY
-    matrix[..., 3] += _CUT
+    matrix: Floats = _SATURATION_0 + factor * _SATURATION_SLOPE
     return matrix
 
 
@@ -103,7 +103,8 @@ def blur_kernels(sigmas: Floats) -> Float32:
     radius = int(radii.max(initial=0))
     steps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (steps / np.maximum(sigmas, 1e-3)[:, None]) ** 2) * (np.abs(steps) <= radii)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    kernels: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return kernels
 
 
 # --- a picture, on the CPU ---
@@ -155,24 +156,18 @@ def _change_contrast(picture: Pixels, factor: float) -> None:
     means = cv2.mean(picture)
     # torchvision cuts the grey values off: by a half, on average
     mean = np.dot(_LUMA, means[:3]) - 0.5 if picture.shape[2] == 3 else means[0]
-    _scale_channels(picture, factor, (1 - factor) * mean)
+    # the second weight is zero: this multiplies by a number and adds one, faster than `cv2.LUT`
+    cv2.addWeighted(picture, factor, picture, 0, (1 - factor) * mean + _CUT, dst=picture)
 
 
 def _stretch_contrast(picture: Pixels, _: float) -> None:
-    low = picture.min(axis=0).min(axis=0).astype(np.float64)
-    high = picture.max(axis=0).max(axis=0)
-    is_flat = low == high
-    scale = 255 / np.where(is_flat, 255, high - low)
-    _scale_channels(picture, scale, np.where(is_flat, 0, -low * scale))
-
-
-def _scale_channels(picture: Pixels, scale: float | Floats, offset: float | Floats) -> None:
-    """Multiply and add numbers, one for each channel or for all, and cut off."""
-    channels = picture.shape[2]
+    lows, highs = picture.min(axis=0).min(axis=0).tolist(), picture.max(axis=0).max(axis=0).tolist()
+    channels = len(lows)
     matrix = np.eye(channels, channels + 1)
-    matrix[:, :channels] *= scale
-    matrix[:, channels] = offset + _CUT
-    # `cv2.LUT` takes twice as long, or four times with a table for each channel
+    for channel, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        if low < high:
+            matrix[channel, channel] = 255 / (high - low)
+            matrix[channel, channels] = -low * 255 / (high - low) + _CUT
     cv2.transform(picture, matrix, dst=picture)
 
 
@@ -224,7 +219,7 @@ def _float_pictures(shape: tuple[int, ...]) -> Float32:
 
 
 def _blur(picture: Pixels, sigma: float) -> None:
-    kernel = blur_kernels(np.array([sigma]))[0]
+    kernel = cv2.getGaussianKernel(2 * math.ceil(3 * sigma) + 1, sigma)
     # twice as fast as `cv2.GaussianBlur`, and nearer to torchvision
     cv2.sepFilter2D(picture, -1, kernel, kernel, dst=picture, borderType=cv2.BORDER_REFLECT_101)
 
@@ -330,8 +325,9 @@ def sharpen(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     if min(images.shape[2:]) <= 2:
         return images
     inner = images[:, :, 1:-1, 1:-1]
-    sums = avg_pool2d(images, 3, stride=1, divisor_override=1)
-    smooth = ((sums + 4 * inner) / 13).round_()
+    sums = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
+    sums = sums[..., :-2] + sums[..., 1:-1] + sums[..., 2:]
+    smooth = ((sums + 4 * inner) / 13).round_()  # see `_sharpen`
     sharpened = images.clone()
     sharpened[:, :, 1:-1, 1:-1] += (smooth - inner) * (1 - factors)[:, None, None, None]
     return sharpened.clamp_(0, 255).floor_()

@@ -5,8 +5,7 @@
     batch     float32 [n, channels, height, width]       torch, without a wait for the device
 
 Pixels of both forms are whole numbers, 0-255, RGB or grey. Results are those of `torchvision.transforms.v2`
-for bytes, which cuts fractions off in most operations. They differ from them by one at most, if factors are
-at most 2; by two at most for HUE.
+for bytes, which cuts fractions off in most operations. They differ by one at most, if factors are at most 2.
 https://github.com/pytorch/vision/blob/main/torchvision/transforms/v2/functional/_color.py
 """
 
@@ -31,7 +30,7 @@ _LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as in torchvision
 # Added to a value that is rounded later, so that its fraction is cut off instead. It is a little more than
 # minus a half, so that whole numbers stay: by one bit of the fractions of `cv2.transform`, which have ten.
 _CUT = -0.5 + 1 / 1024
-# torchvision makes a byte of a share of 1 by 255.999 and cutting off
+# after a shift of hue, torchvision multiplies values from 0 to 1 by 255.999 and cuts fractions off
 _HUE_SCALE = 255.999 / 255
 _IDENTITY = np.eye(3, 4)
 _GREY_MATRIX = np.array([[*_LUMA, _CUT]] * 3)
@@ -83,7 +82,7 @@ def tables(codes: Codes, values: Floats) -> Pixels:
 
 _TABLES: dict[int, Callable[[Float32], Float32]] = {
     Operation.BRIGHTNESS: lambda factors: _LEVELS * factors,
-    Operation.POSTERIZE: lambda bits: _LEVELS - _LEVELS % (256 / 2**bits),
+    Operation.POSTERIZE: lambda bits: _LEVELS - _LEVELS % 2 ** (8 - bits),
     Operation.SOLARIZE: lambda thresholds: np.where(thresholds <= _LEVELS, 255 - _LEVELS, _LEVELS),
     Operation.SOLARIZE_ADD: lambda addends: np.where(_LEVELS < 128, _LEVELS + addends, _LEVELS),
     Operation.INVERT: lambda _: 255 - _LEVELS,
@@ -111,7 +110,7 @@ def blur_kernels(sigmas: Floats) -> Float32:
 
 
 def recolour(picture: Pixels, code: int, value: float) -> None:
-    """Change the colours of a picture in place, by an operation on colours.
+    """Change the colours of a picture in place, by an operation on colours; threads may call it at once.
 
     Args:
         picture: uint8 [height, width, channels], contiguous, RGB or grey.

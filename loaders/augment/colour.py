@@ -5,8 +5,7 @@
     batch     float32 [n, channels, height, width]       torch, without a wait for the device
 
 Pixels of both forms are whole numbers, 0-255, RGB or grey. Results are those of `torchvision.transforms.v2`
-for bytes, which cuts fractions off in most operations. They differ from them by one at most, if factors are
-at most 2; by two at most for HUE.
+for bytes, which cuts fractions off in most operations. They differ by one at most, if factors are at most 2.
 https://github.com/pytorch/vision/blob/main/torchvision/transforms/v2/functional/_color.py
 """
 
@@ -19,7 +18,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import avg_pool2d, conv2d
+from torch.nn.functional import conv2d
 
 from loaders.augment.draws import Floats
 from loaders.augment.operations import Codes, Operation
@@ -31,12 +30,13 @@ _LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as in torchvision
 # Added to a value that is rounded later, so that its fraction is cut off instead. It is a little more than
 # minus a half, so that whole numbers stay: by one bit of the fractions of `cv2.transform`, which have ten.
 _CUT = -0.5 + 1 / 1024
-# torchvision makes a byte of a share of 1 by 255.999 and cutting off
+# after a shift of hue, torchvision multiplies values from 0 to 1 by 255.999 and cuts fractions off
 _HUE_SCALE = 255.999 / 255
 _IDENTITY = np.eye(3, 4)
 _GREY_MATRIX = np.array([[*_LUMA, _CUT]] * 3)
 # torchvision cuts the grey value off before it mixes it in: by a half, on average
-_MIXED_GREY = np.array([[*_LUMA, -0.5]] * 3)
+_SATURATION_0 = np.array([[*_LUMA, _CUT - 0.5]] * 3)
+_SATURATION_SLOPE = _IDENTITY - np.array([[*_LUMA, -0.5]] * 3)
 _LEVELS = np.arange(256, dtype=np.float32)
 
 
@@ -61,8 +61,7 @@ def linear_matrices(codes: Codes, values: Floats) -> Float32:
 
 def _saturation_matrix(factor: Any) -> Floats:
     """Return float64 [3, 4] for a factor, or [n, 3, 4] for factors [n, 1, 1]."""
-    matrix: Floats = factor * _IDENTITY + (1 - factor) * _MIXED_GREY
-    matrix[..., 3] += _CUT
+    matrix: Floats = _SATURATION_0 + factor * _SATURATION_SLOPE
     return matrix
 
 
@@ -83,7 +82,7 @@ def tables(codes: Codes, values: Floats) -> Pixels:
 
 _TABLES: dict[int, Callable[[Float32], Float32]] = {
     Operation.BRIGHTNESS: lambda factors: _LEVELS * factors,
-    Operation.POSTERIZE: lambda bits: _LEVELS - _LEVELS % (256 / 2**bits),
+    Operation.POSTERIZE: lambda bits: _LEVELS - _LEVELS % 2 ** (8 - bits),
     Operation.SOLARIZE: lambda thresholds: np.where(thresholds <= _LEVELS, 255 - _LEVELS, _LEVELS),
     Operation.SOLARIZE_ADD: lambda addends: np.where(_LEVELS < 128, _LEVELS + addends, _LEVELS),
     Operation.INVERT: lambda _: 255 - _LEVELS,
@@ -103,14 +102,15 @@ def blur_kernels(sigmas: Floats) -> Float32:
     radius = int(radii.max(initial=0))
     steps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (steps / np.maximum(sigmas, 1e-3)[:, None]) ** 2) * (np.abs(steps) <= radii)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    kernels: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return kernels
 
 
 # --- a picture, on the CPU ---
 
 
 def recolour(picture: Pixels, code: int, value: float) -> None:
-    """Change the colours of a picture in place, by an operation on colours.
+    """Change the colours of a picture in place, by an operation on colours; threads may call it at once.
 
     Args:
         picture: uint8 [height, width, channels], contiguous, RGB or grey.
@@ -155,24 +155,18 @@ def _change_contrast(picture: Pixels, factor: float) -> None:
     means = cv2.mean(picture)
     # torchvision cuts the grey values off: by a half, on average
     mean = np.dot(_LUMA, means[:3]) - 0.5 if picture.shape[2] == 3 else means[0]
-    _scale_channels(picture, factor, (1 - factor) * mean)
+    # the second weight is zero: this multiplies by a number and adds one, faster than `cv2.LUT`
+    cv2.addWeighted(picture, factor, picture, 0, (1 - factor) * mean + _CUT, dst=picture)
 
 
 def _stretch_contrast(picture: Pixels, _: float) -> None:
-    low = picture.min(axis=0).min(axis=0).astype(np.float64)
-    high = picture.max(axis=0).max(axis=0)
-    is_flat = low == high
-    scale = 255 / np.where(is_flat, 255, high - low)
-    _scale_channels(picture, scale, np.where(is_flat, 0, -low * scale))
-
-
-def _scale_channels(picture: Pixels, scale: float | Floats, offset: float | Floats) -> None:
-    """Multiply and add numbers, one for each channel or for all, and cut off."""
-    channels = picture.shape[2]
+    lows, highs = picture.min(axis=0).min(axis=0).tolist(), picture.max(axis=0).max(axis=0).tolist()
+    channels = len(lows)
     matrix = np.eye(channels, channels + 1)
-    matrix[:, :channels] *= scale
-    matrix[:, channels] = offset + _CUT
-    # `cv2.LUT` takes twice as long, or four times with a table for each channel
+    for channel, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        if low < high:
+            matrix[channel, channel] = 255 / (high - low)
+            matrix[channel, channels] = -low * 255 / (high - low) + _CUT
     cv2.transform(picture, matrix, dst=picture)
 
 
@@ -224,7 +218,7 @@ def _float_pictures(shape: tuple[int, ...]) -> Float32:
 
 
 def _blur(picture: Pixels, sigma: float) -> None:
-    kernel = blur_kernels(np.array([sigma]))[0]
+    kernel = cv2.getGaussianKernel(2 * math.ceil(3 * sigma) + 1, sigma)
     # twice as fast as `cv2.GaussianBlur`, and nearer to torchvision
     cv2.sepFilter2D(picture, -1, kernel, kernel, dst=picture, borderType=cv2.BORDER_REFLECT_101)
 
@@ -330,8 +324,9 @@ def sharpen(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     if min(images.shape[2:]) <= 2:
         return images
     inner = images[:, :, 1:-1, 1:-1]
-    sums = avg_pool2d(images, 3, stride=1, divisor_override=1)
-    smooth = ((sums + 4 * inner) / 13).round_()
+    sums = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
+    sums = sums[..., :-2] + sums[..., 1:-1] + sums[..., 2:]
+    smooth = ((sums + 4 * inner) / 13).round_()  # see `_sharpen`
     sharpened = images.clone()
     sharpened[:, :, 1:-1, 1:-1] += (smooth - inner) * (1 - factors)[:, None, None, None]
     return sharpened.clamp_(0, 255).floor_()

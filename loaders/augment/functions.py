@@ -168,13 +168,14 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
     What it draws depends on the loader's seed, epoch and sample alone, in any thread or process, for
 
-        torch, so torchvision   random functions on the CPU that are given no generator; not those of a
+        torch, so torchvision   functions that draw on the CPU and are given no generator; not those of a
                                 scripted module, of `torch.nn.functional`, nor `torch.randint_like`
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
 
     The generators of the program itself are left as they are. Nothing of this holds for Python's `random` and
     the global state of NumPy, which no library can set for a thread alone: torchvision's v1 `RandomOrder` and
-    `RandomChoice` draw with `random`, those of v2 with torch.
+    `RandomChoice` draw with `random`, those of v2 with torch. Nor does it hold for Albumentations within
+    a function of your own.
 
     Args:
         transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,

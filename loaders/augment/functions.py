@@ -158,13 +158,14 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
     What it draws depends on the loader's seed, epoch and sample alone, in any thread or process, for
 
-        torch, so torchvision   random functions on the CPU that are given no generator; not those of a
+        torch, so torchvision   functions that draw on the CPU and are given no generator; not those of a
                                 scripted module, of `torch.nn.functional`, nor `torch.randint_like`
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
 
     The generators of the program itself are left as they are. Nothing of this holds for Python's `random` and
     the global state of NumPy, which no library can set for a thread alone: torchvision's v1 `RandomOrder` and
-    `RandomChoice` draw with `random`, those of v2 with torch.
+    `RandomChoice` draw with `random`, those of v2 with torch. Nor does it hold for Albumentations within
+    a function of your own.
 
     Args:
         transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,
@@ -262,7 +263,7 @@ class PerPicture:
 
     def _seeded_copy(self, picture_seed: int) -> Any:
         """Return this thread's copy of the Albumentations transform, whose draws begin anew."""
-        transform = getattr(self._local, "transform", None)
+        transform: Any = getattr(self._local, "transform", None)
         if transform is None:
             transform = self._local.transform = copy.deepcopy(self._transform)
         # one state for all transforms; `set_random_seed` gives each the same one, so that all draw alike
@@ -271,7 +272,7 @@ class PerPicture:
 
     def _as_tensor(self, returned: object) -> torch.Tensor:
         """Return what the transform returned as a tensor, or raise SettingError."""
-        picture = returned
+        picture: Any = returned
         if isinstance(picture, Image.Image):
             if picture.mode == "P":  # numbers of colours in a palette
                 picture = picture.convert("RGB")
@@ -282,7 +283,9 @@ class PerPicture:
             picture = torch.from_numpy(np.require(picture, requirements=("C", "W"))).permute(2, 0, 1)
         is_picture = isinstance(picture, torch.Tensor) and picture.ndim == 3
         if is_picture and (picture.dtype == torch.uint8 or picture.is_floating_point()):
-            return picture.as_subclass(torch.Tensor)  # no subclass, as torchvision's `tv_tensors.Image`
+            # no subclass, as torchvision's `tv_tensors.Image` is
+            tensor: torch.Tensor = picture.as_subclass(torch.Tensor)
+            return tensor
         got = type(returned).__name__
         if isinstance(returned, (torch.Tensor, np.ndarray)):
             got = f"{str(returned.dtype).removeprefix('torch.')} {[*returned.shape]}"
@@ -331,7 +334,7 @@ class _SeededDraws(TorchFunctionMode):
             return func(*args, **keywords)
         device = keywords.get("device")
         if device is None:
-            device = getattr(args[0] if args else None, "device", "cpu")
+            device = args[0].device if args and isinstance(args[0], torch.Tensor) else "cpu"
         if keywords.get("generator") is not None or torch.device(device).type != "cpu":
             return func(*args, **keywords)
         if func in _RANDOM_LIKE:

@@ -124,28 +124,37 @@ def mix_images(images: torch.Tensor, mixing: Mixing, out: torch.Tensor | None = 
     """
     if out is None:
         out = torch.empty_like(images)
-    if images.device.type == "cpu":
-        _mix_arrays(images.numpy(), mixing, out.numpy())
-    else:
+    if images.device.type != "cpu":
         _mix_on_device(images, mixing, out)
+    elif mixing.box is None:
+        _mix_up(images.numpy(), mixing.lam, out.numpy())
+    else:
+        _paste_boxes(images.numpy(), mixing.box, out.numpy())
     return out
 
 
-def _mix_arrays(images: Pixels, mixing: Mixing, out: Pixels) -> None:
-    """Mix `images` into `out`, both uint8 [n, height, width, channels], in few calls for the whole batch."""
-    in_place = np.may_share_memory(images, out)
-    if mixing.box is None:
-        others = images.copy() if in_place else images
-        # OpenCV takes the batch for one picture, whose rows are the batch's pictures
-        rows, other_rows, out_rows = (array.reshape(len(images), -1) for array in (images, others, out))
+def _mix_up(images: Pixels, lam: float, out: Pixels) -> None:
+    """Mix `images` into `out`, both uint8 [n, height, width, channels], which may be the same memory."""
+    # OpenCV takes the batch for one picture, whose rows are the batch's pictures
+    rows, out_rows = images.reshape(len(images), -1), out.reshape(len(images), -1)
+    if not np.may_share_memory(images, out):
         for slots, partners in _PAIRS:
-            cv2.addWeighted(
-                rows[slots], mixing.lam, other_rows[partners], 1 - mixing.lam, 0, dst=out_rows[slots]
-            )
+            cv2.addWeighted(rows[slots], lam, rows[partners], 1 - lam, 0, dst=out_rows[slots])
         return
-    left, top, right, bottom = mixing.box
+    last = rows[-1:].copy()
+    for slot in range(len(rows) - 1, -1, -1):  # backwards: the picture before is still as it was
+        row, partner = rows[slot : slot + 1], rows[slot - 1 : slot] if slot else last
+        cv2.addWeighted(row, lam, partner, 1 - lam, 0, dst=row)
+
+
+def _paste_boxes(images: Pixels, box: tuple[int, int, int, int], out: Pixels) -> None:
+    """Copy `images`, uint8 [n, height, width, channels], to `out`, with boxes of the pictures before in them.
+
+    Both may be the same memory.
+    """
+    left, top, right, bottom = box
     parts = images[:, top:bottom, left:right]
-    if in_place:
+    if np.may_share_memory(images, out):
         parts = parts.copy()
     else:
         np.copyto(out, images)

@@ -249,7 +249,7 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     _check_fits(spec, data)
     mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _divide_augmentation(spec, data, backend)
-    open_reader = _choose_reader(spec, backend)
+    open_reader = _choose_reader(spec, backend, crops)
     with lane.active():
         if spec.reading.cache is None:
             reader = open_reader(spec, data, crops)
@@ -258,11 +258,11 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     return Pipeline(spec, data, lane, reader, late, crops, mean_and_std)
 
 
-def _choose_reader(spec: LoaderSpec, backend: str) -> OpenReader:
+def _choose_reader(spec: LoaderSpec, backend: str, crops: Crops) -> OpenReader:
     """Return the function that opens the reader of a backend with the engine of the settings."""
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
-    has_threads = backend in ("shards", "webdataset")
-    if engine == "auto" and has_threads and spec.device.type == "cuda" and spec.workers:
+    leaves_lock = spec.device.type == "cuda" or crops.operates
+    if engine == "auto" and backend in ("shards", "webdataset") and leaves_lock and spec.workers:
         engine = "processes"
     if engine == "ray":
         return partial(ray_reader.RayReader, backend)

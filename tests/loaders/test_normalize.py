@@ -68,7 +68,7 @@ def test_torchs_default_dtype_and_device_change_no_value(
     late = LateAugmentation([View(32, loaders.RandomAugmentation())], 0, crops_here=True)
 
     def augment_late(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        operations = draw_augmentation(jitter, STORED_SIZE, 32, 0, epoch, ids.numpy()).operations
+        operations = draw_augmentation(jitter, 32, 32, 0, epoch, ids.numpy()).operations
         return apply_to_batch(late.apply(0, images, ids.numpy(), epoch), operations)
 
     paths = converted["shards"], converted["webdataset"]

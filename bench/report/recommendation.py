@@ -268,10 +268,11 @@ def _conditions(
         f"Predicted from a sample of {quantity(int(sample.numbers['pictures']), 'picture')}; median of "
         f"{quantity(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
     ]
-    came = "how often they come true was not counted yet"
-    if HELD is not None:
-        came = f"{HELD[0]} of {HELD[1]} came true in the lab (bench.lab.forecast)"
-    sentences.append(f"Ranges are over the turns, and {MODEL_ERROR:.0%} more on either side: {came}.")
+    right, tried = HELD
+    sentences.append(
+        f"Ranges are over the turns, and {MODEL_ERROR:.0%} more on either side: of {tried} such predictions "
+        f"in the lab, {right} came true."
+    )
     large = [source_name(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
     if large:
         sentences.append(

@@ -88,7 +88,7 @@ def _open(reference: Any) -> WorkerReader:
     import ray
 
     torch.set_num_threads(1)
-    cv2.setNumThreads(1)
+    cv2.setNumThreads(0)
     job: _Job = ray.get(reference)
     node = connector.enter_node(job.origin, versions())
     connector.check_readable(node, partial(_check_same_data, job.data))

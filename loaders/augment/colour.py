@@ -292,8 +292,8 @@ def autocontrast(images: torch.Tensor) -> torch.Tensor:
     """
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     is_flat = low == high
-    scale = torch.where(is_flat, 1.0, (high - low) * (1 / 255))
-    stretched = (images - torch.where(is_flat, 0.0, low)) / scale
+    scale = ((high - low) * (1 / 255)).masked_fill_(is_flat, 1.0)
+    stretched = (images - low.masked_fill_(is_flat, 0.0)) / scale
     return stretched.clamp_(0, 255).floor_()
 
 

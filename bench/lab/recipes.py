@@ -3,9 +3,10 @@
     python -m bench.lab.recipes data/raw data/shards
     python -m bench.lab.recipes data/raw data/shards --recipes torchvision,dino
 
-Ours reads what is converted, the DataLoader the tree, as people do today; both have as many workers. Both serve
-uint8, which a GPU normalises; but torchvision's own recipe erases after normalising, and mixes floats in the
-workers, while timm and DeiT mix on the GPU: their rows mix in ours alone. A picture of several views counts once.
+Ours reads what is converted, the DataLoader the tree, as people do today; both have as many workers. Both
+serve uint8, which a GPU normalises; but torchvision's own recipe erases after normalising, and mixes floats in
+the workers, while timm and DeiT mix on the GPU: their rows mix in ours alone. A picture of several views
+counts once.
 """
 
 import time
@@ -16,13 +17,13 @@ from typing import Any, get_args
 
 import click
 import torchvision
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 import loaders
 from bench.lab import harness
 from bench.lab.harness import FigureColumn
 from bench.measure.processes import run_in_process
-from bench.measure.recipes import make_mix, make_transform
+from bench.measure.recipes import make_mix, make_transform, mix_samples
 from bench.report.table import Table
 from loaders.settings import AugmentName
 from precache.errors import check_choice
@@ -30,10 +31,6 @@ from precache.errors import check_choice
 _SIZE = 224
 _NORMALISED = ("torchvision",)
 _OURS, _THEIRS = "`build`, `shards`", "torchvision in a DataLoader"
-
-
-def _mix(mix: Any, samples: list[Any]) -> Any:
-    return mix(*default_collate(samples))
 
 
 def _count_rate(batches: Callable[[], Iterator[Any]], count: Callable[[Any], int], seconds: float) -> float:
@@ -70,7 +67,7 @@ def measure_theirs(
     mix = make_mix(recipe, len(data.classes)) if recipe in _NORMALISED else None
     loader = DataLoader(
         data, batch_size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=True,
-        collate_fn=None if mix is None else partial(_mix, mix),
+        collate_fn=None if mix is None else partial(mix_samples, mix),
     )  # fmt: skip
     return {"images_per_s": _count_rate(loader.__iter__, lambda batch: len(batch[1]), seconds)}
 

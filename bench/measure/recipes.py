@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from PIL import ImageFilter
+from torch.utils.data import default_collate
 
 from loaders.augment.geometry import resized_side
 from loaders.augment.policies import AUGMENTATIONS
@@ -88,6 +89,12 @@ def make_transform(augment: str, size: int, *, floats: bool) -> Any:
             ]
         )
     return crop_and(*to_tensor)
+
+
+def mix_samples(mix: Any, samples: list[Any]) -> Any:
+    """Collate samples, image and label first, and mix these, as torchvision's references do in the workers."""
+    images, labels, *others = default_collate(samples)
+    return *mix(images, labels), *others
 
 
 def make_mix(augment: str, classes: int) -> Any:

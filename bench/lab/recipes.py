@@ -3,9 +3,10 @@
     python -m bench.lab.recipes data/raw data/shards
     python -m bench.lab.recipes data/raw data/shards --recipes torchvision,dino
 
-Ours reads what is converted, the DataLoader the tree, as people do today; both have as many workers. Both serve
-uint8, which a GPU normalises; but torchvision's own recipe erases after normalising, and mixes floats in the
-workers, while timm and DeiT mix on the GPU: their rows mix in ours alone. A picture of several views counts once.
+`loaders.build` reads what is converted, the DataLoader the tree, as people do today; both have as many
+workers. Both serve uint8, which a GPU normalises. torchvision's own recipe is an exception: it erases after
+normalising, and mixes floats in the workers. timm and DeiT mix on the GPU, so in their rows only `loaders.build`
+mixes. A picture of several views counts once.
 """
 
 import time
@@ -29,7 +30,7 @@ from precache.errors import check_choice
 
 _SIZE = 224
 _NORMALISED = ("torchvision",)
-_OURS, _THEIRS = "`build`, `shards`", "torchvision in a DataLoader"
+_BUILD, _TORCHVISION = "`build`, `shards`", "torchvision in a DataLoader"
 
 
 def _mix(mix: Any, samples: list[Any]) -> Any:
@@ -49,10 +50,10 @@ def _count_rate(batches: Callable[[], Iterator[Any]], count: Callable[[Any], int
                 start_s, counted, is_warm = time.perf_counter(), 0, True
 
 
-def measure_ours(
+def measure_build(
     path: Path, recipe: str, workers: int, seconds: float, batch_size: int
 ) -> Mapping[str, float]:
-    """Measure our loader in this process."""
+    """Measure `loaders.build` in this process."""
     augment: Any = recipe
     reading = loaders.Reading(workers=workers)
     with loaders.build(
@@ -61,7 +62,7 @@ def measure_ours(
         return {"images_per_s": _count_rate(loader.__iter__, lambda batch: len(batch.ids), seconds)}
 
 
-def measure_theirs(
+def measure_torchvision(
     tree: Path, recipe: str, workers: int, seconds: float, batch_size: int
 ) -> Mapping[str, float]:
     """Measure torchvision's transforms in a DataLoader in this process."""
@@ -95,16 +96,16 @@ def command(
     for recipe in recipes.split(","):
         check_choice("recipe", recipe, get_args(AugmentName))
         arguments = recipe, workers, seconds, batch_size
-        runs[f"{_OURS}, {recipe}"] = partial(run_in_process, measure_ours, converted, *arguments)
-        runs[f"{_THEIRS}, {recipe}"] = partial(run_in_process, measure_theirs, tree, *arguments)
+        runs[f"{_BUILD}, {recipe}"] = partial(run_in_process, measure_build, converted, *arguments)
+        runs[f"{_TORCHVISION}, {recipe}"] = partial(run_in_process, measure_torchvision, tree, *arguments)
     turns = harness.take_turns(runs, repeats)
     rows = []
     for recipe in recipes.split(","):
-        ours, theirs = f"{_OURS}, {recipe}", f"{_THEIRS}, {recipe}"
+        build, transforms = f"{_BUILD}, {recipe}", f"{_TORCHVISION}, {recipe}"
         rate = FigureColumn("images/s", "images_per_s")
-        times = FigureColumn("times", "images_per_s", ".1f", divisor=theirs)
-        rows.append([recipe, *turns.cells(theirs, [rate]), *turns.cells(ours, [rate, times])])
-    table = Table(["recipe", _THEIRS, _OURS, "times"], rows)
+        times = FigureColumn("times", "images_per_s", ".1f", divisor=transforms)
+        rows.append([recipe, *turns.cells(transforms, [rate]), *turns.cells(build, [rate, times])])
+    table = Table(["recipe", _TORCHVISION, _BUILD, "times"], rows)
     harness.show(
         table, turns, f"images/s, {workers} workers, batches of {batch_size} of {_SIZE}x{_SIZE}",
         ("python", "torch", "torchvision", "pillow"),

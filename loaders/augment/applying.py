@@ -98,10 +98,11 @@ def apply_to_batch(images: torch.Tensor, operations: Operations) -> torch.Tensor
 def _apply_step(
     floats: torch.Tensor, codes: np.ndarray[Any, Any], values: np.ndarray[Any, Any], fill: tuple[int, ...]
 ) -> None:
-    """Apply one step of each picture of a batch on its device, float [n, channels, height, width], in place."""
+    """Apply one step of each picture, float [n, channels, height, width], in place on their device."""
     channels, height, width = floats.shape[1:]
-    others = sorted({*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES})
-    kinds: list[Sequence[int]] = [GEOMETRIC, LINEAR, TABLES, *([code] for code in others)]
+    known = {*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES}
+    others = [Operation(code) for code in sorted(known)]
+    kinds: list[Sequence[Operation]] = [GEOMETRIC, LINEAR, TABLES, *([code] for code in others)]
     for kind in kinds:
         slots = np.flatnonzero(np.isin(codes, kind))
         if not len(slots):
@@ -139,7 +140,7 @@ _WITHOUT_VALUE = {Operation.AUTOCONTRAST: colour.autocontrast, Operation.EQUALIZ
 
 
 def _erase(images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Return the images with the colour ERASED inside of a box each, float [n, 4]: left, top, width, height."""
+    """Return the images with the colour ERASED inside a box each, float [n, 4]: left, top, width, height."""
     left, top, width, height = boxes.T[:, :, None, None]
     rows = torch.arange(images.shape[2], device=images.device)[None, :, None]
     columns = torch.arange(images.shape[3], device=images.device)[None, None, :]

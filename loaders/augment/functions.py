@@ -247,7 +247,7 @@ class PerPicture:
             return self._as_tensor(self._transform(image))
 
     def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the pictures that the transform made of one batch as one tensor, [n, channels, height, width].
+        """Return the pictures that the transform made of a batch, [n, channels, height, width].
 
         Raises:
             SettingError: their shapes or dtypes differ.
@@ -351,17 +351,17 @@ def _package(function: object) -> str:
     return (getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-Augment: TypeAlias = AugmentName | RandomAugmentation | BatchFunction | None
+Augment: TypeAlias = AugmentName | RandomAugmentation | PerPicture | BatchFunction | None
 """Type of `augment` of `loaders.build`."""
 
 
-def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | None:
+def find_augmentation(augment: Augment) -> RandomAugmentation | PerPicture | BatchFunction | None:
     """Return the settings or the function that `augment` names or is; None: the middle of each picture.
 
     Raises:
         SettingError: it is an unknown name, or something else.
     """
-    if augment is None or isinstance(augment, RandomAugmentation):
+    if augment is None or isinstance(augment, (RandomAugmentation, PerPicture)):
         return augment
     if isinstance(augment, str):
         check_choice("augment", augment, AUGMENTATIONS)

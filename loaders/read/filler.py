@@ -321,21 +321,28 @@ class BatchFiller:
             for slot, picture in pictures.items():
                 filling.images[slot] = per_picture.apply(picture, seed, epoch, filling.keys[slot])
         for view in filling.views:
-            if len(pictures) == len(part):
-                slots = slice(part.start, part.stop)
-                crop_all_into(
-                    [*pictures.values()], view.boxes[slots], view.mirrored[slots], view.images[slots]
-                )
-            else:
-                for slot, picture in pictures.items():
-                    crop_into(picture, view.boxes[slot], view.mirrored[slot], view.images[slot])
-            if view.steps:
-                for slot in pictures:
-                    apply_to_picture(view.images[slot], view.steps[slot], view.fill)
+            _fill_view(view, part, pictures)
         if (compare := filling.pictures.compare) is not None:
             for slot, picture in pictures.items():
                 if (wrong := compare(slot, picture)) is not None:
                     filling.errors[slot] = wrong
+
+
+def _fill_view(view: _View, part: range, pictures: dict[int, Pixels]) -> None:
+    """Put the crops of these slots into a view, and apply their operations.
+
+    Args:
+        pictures: stored pictures by slot; those that could not be decoded are not there.
+    """
+    if len(pictures) == len(part):
+        slots = slice(part.start, part.stop)
+        crop_all_into([*pictures.values()], view.boxes[slots], view.mirrored[slots], view.images[slots])
+    else:
+        for slot, picture in pictures.items():
+            crop_into(picture, view.boxes[slot], view.mirrored[slot], view.images[slot])
+    if view.steps:
+        for slot in pictures:
+            apply_to_picture(view.images[slot], view.steps[slot], view.fill)
 
 
 def _stop_filling(filling: _Filling) -> None:

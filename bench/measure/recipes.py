@@ -128,7 +128,7 @@ _RECIPES: dict[str, Callable[[Any, int], list[list[Any]]]] = {
 
 
 def mix_samples(mix: Any, samples: list[Any]) -> Any:
-    """Collate samples, image and label first, and mix these, as torchvision's references do in the workers."""
+    """Collate samples, image and label first, and mix these, as torchvision's references do in workers."""
     images, labels, *others = default_collate(samples)
     return *mix(images, labels), *others
 

@@ -5,7 +5,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from loaders.augment.crops import Crops, carve
 from loaders.augment.draws import draw_keys
 from loaders.augment.geometry import crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
-from loaders.dataset import SplitData
+from loaders.dataset import RAW, SplitData
 from loaders.threads import Pool, check_exit
 from precache.engines.processes import open_memory
-from precache.errors import ImageError, open_files_error
+from precache.errors import ImageError, SettingError, TransformError, open_files_error
 from precache.pictures.jpeg import Pixels
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
@@ -316,16 +316,46 @@ class BatchFiller:
             except ImageError as error:
                 # Copied without its traceback, which would keep alive what its frames hold.
                 filling.errors[slot] = copy(error)
-        if (per_picture := self._crops.per_picture) is not None:
-            epoch, seed = filling.pictures.request.epoch, self._crops.seed
+        if self._crops.per_picture is not None:
+            _compare(filling, pictures)  # first: the caller's function gets no damaged picture
             for slot, picture in pictures.items():
-                filling.images[slot] = per_picture.apply(picture, seed, epoch, filling.keys[slot])
+                if slot not in filling.errors:
+                    filling.images[slot] = self._transform(filling, slot, picture)
+            return
         for view in filling.views:
             _fill_view(view, part, pictures)
-        if (compare := filling.pictures.compare) is not None:
-            for slot, picture in pictures.items():
-                if (wrong := compare(slot, picture)) is not None:
-                    filling.errors[slot] = wrong
+        _compare(filling, pictures)
+
+    def _transform(self, filling: _Filling, slot: int, picture: Pixels) -> torch.Tensor:
+        """Return what the caller's function makes of the picture of a slot.
+
+        Raises:
+            SettingError: that is no picture.
+            TransformError: the function raised an exception.
+        """
+        per_picture, request = self._crops.per_picture, filling.pictures.request
+        assert per_picture is not None
+        try:
+            return per_picture.apply(picture, self._crops.seed, request.epoch, filling.keys[slot])
+        except SettingError:
+            raise
+        except Exception as error:  # not an ImageError either, which would leave the picture out
+            position = int(request.positions[slot])
+            path = self._data.file_at(position)
+            if self._data.kind != RAW:
+                path = f"{path}: sample {self._data.ids[position]} ({self._data.path_at(position)})"
+            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+            raise TransformError(
+                f"the transform {per_picture.name} failed in epoch {request.epoch} ({reason})", path=path
+            ) from error
+
+
+def _compare(filling: _Filling, pictures: Mapping[int, Pixels]) -> None:
+    """Compare pictures, by their slots, and add the errors of those that are not as they were written."""
+    if (compare := filling.pictures.compare) is not None:
+        for slot, picture in pictures.items():
+            if (wrong := compare(slot, picture)) is not None:
+                filling.errors[slot] = wrong
 
 
 def _fill_view(view: _View, part: range, pictures: dict[int, Pixels]) -> None:

@@ -187,7 +187,8 @@ class _Filling:
     Attributes:
         keys: number of each picture for the random draws of `Crops.per_picture`.
         views: the views of the batch; empty where a function of the caller makes what is served.
-        images: the tensors of the views, or what that function has made so far, by slot.
+        served: the tensors of the views.
+        made: what that function has made so far, by slot.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
@@ -196,8 +197,9 @@ class _Filling:
     pictures: Pictures
     keys: list[int]
     views: list[_View]
-    images: dict[int, torch.Tensor]
+    served: Sequence[torch.Tensor]
     parts: Iterator[range]
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
     threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
@@ -258,7 +260,7 @@ class BatchFiller:
         size = max(1, min(max_size, samples // self._threads))
         parts = iter([slots[start : start + size] for start in slots[::size]])
         if crops.per_picture is not None:
-            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], {}, parts)
+            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], (), parts)
         if request.memory is None:
             memory = self._buffers.take(samples * crops.pixels * self._data.channels)
         else:
@@ -271,7 +273,7 @@ class BatchFiller:
                 steps = plan_steps(operations, (space.shape[1], space.shape[2]))
             boxes, mirrored = draws.boxes.tolist(), draws.mirrored.tolist()
             views.append(_View(boxes, mirrored, steps, operations.fill, space.numpy()))
-        return _Filling(pictures, [], views, dict(enumerate(images)), parts)
+        return _Filling(pictures, [], views, images, parts)
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
@@ -290,9 +292,9 @@ class BatchFiller:
             _stop_filling(filling)
         errors = {slot: filling.errors[slot] for slot in sorted(filling.errors)}
         if self._crops.per_picture is not None:
-            images = [filling.images[slot] for slot in sorted(filling.images)]
-            return DecodedBatch((self._crops.per_picture.stack(images),), errors)
-        views = tuple(filling.images.values())
+            made = [filling.made[slot] for slot in sorted(filling.made)]
+            return DecodedBatch((self._crops.per_picture.stack(made),), errors)
+        views = tuple(filling.served)
         if errors:
             is_decoded = [slot not in errors for slot in range(len(filling.pictures.request.positions))]
             views = tuple(view[torch.tensor(is_decoded, device="cpu")] for view in views)
@@ -320,7 +322,7 @@ class BatchFiller:
             _compare(filling, pictures)  # first: the caller's function gets no damaged picture
             for slot, picture in pictures.items():
                 if slot not in filling.errors:
-                    filling.images[slot] = self._transform(filling, slot, picture)
+                    filling.made[slot] = self._transform(filling, slot, picture)
             return
         for view in filling.views:
             _fill_view(view, part, pictures)

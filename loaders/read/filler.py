@@ -5,7 +5,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field

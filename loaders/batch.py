@@ -213,9 +213,9 @@ class DecodedBatch:
     """Pictures that a backend read for one request.
 
     Attributes:
-        views: the pictures of each view, uint8 [n, height, width, channels], on the CPU or the loader's device;
-            a single one where views are made of it later, or where a function of the caller has made
-            [n, ...] of any dtype.
+        views: the pictures of each view, uint8 [n, height, width, channels], on the CPU or the loader's
+            device; a single one where views are made of it later, or where a function of the caller has
+            made [n, ...] of any dtype.
         refused: errors of the pictures that could not be decoded, by their slots; `views` have
             the others, in the order of the request.
     """

@@ -102,9 +102,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             each resized once to `size`, antialiased, and mirrored every other time. `"torchvision"`,
             `"timm-a1"`, `"timm-a2"`, `"timm-a3"`, `"deit3"`, `"simclr"`, `"dino"`: recipes of these names.
             `"crop"`: crops of `size` that are not resized, with black around smaller pictures. A
-            `loaders.RandomAugmentation`: other settings, of which all of these are made. `"eval"` or None: the
-            middle, see `Serving.crop_ratio`. `loaders.per_picture(transform)`: a function of yours for each
-            picture. Any other function, see `loaders.augment.functions`: it is called for a batch in the
+            `loaders.RandomAugmentation`: other settings, of which all of these are made. `"eval"` or None:
+            the middle, see `Serving.crop_ratio`. `loaders.per_picture(transform)`: a function of yours for
+            each picture. Any other function, see `loaders.augment.functions`: it is called for a batch in the
             thread that reads ahead, with stored pictures whole, and the default `size` is what it returns. If
             each picture has its own size (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
         dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
@@ -351,8 +351,20 @@ def _divide_augmentation(
         if data.has_varying_sizes:  # one array cannot hold the pictures whole: the middle of each
             return Crops(None, (View(resized_side(served, ratio)),)), function
         return Crops(data.size, (View(data.size),)), function
+    return _divide_random(augmentation, spec, data, backend)
+
+
+def _divide_random(
+    augmentation: RandomAugmentation, spec: LoaderSpec, data: SplitData, backend: str
+) -> tuple[Crops, LateAugmentation | None]:
+    """Decide as `_divide_augmentation`, for random augmentation.
+
+    On a GPU, crops of pictures of one size and all operations are made there; DALI makes crops alone. In all
+    other cases the backend does everything.
+    """
+    seed, stored = spec.seed, None if data.has_varying_sizes else data.size
     check_mixable(augmentation.mixup, augmentation.cutmix, data.classes, data.path)
-    views = make_views(augmentation, served)
+    views = make_views(augmentation, spec.served)
     for view in dict.fromkeys(views):
         assert view.random is not None
         data.warn_if_smaller(view.size, view.size, enlarged=view.random.scale is not None)
@@ -362,7 +374,7 @@ def _divide_augmentation(
             f"nothing to them",
             stacklevel=2,
         )
-    operates = any(view.random is not None and view.random.has_operations for view in views)
+    operates = augmentation.has_operations
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, (View(stored),)), LateAugmentation(views, seed, crops_here=True)
     if spec.device.type == "cuda" or backend == "dali":

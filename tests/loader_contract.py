@@ -114,9 +114,9 @@ def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: 
 def check_floats_are_normalised(build: Build) -> None:
     """Check that floats are the normalised integers of the same views, and that ids and labels agree."""
 
-    def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int, view: int) -> torch.Tensor:
+    def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         assert images.dtype == torch.uint8, "a function gets the stored pixels"
-        return images.clamp_(max=100 + 50 * view)
+        return images.clamp_(max=100 + 50 * epoch)
 
     for settings in ({}, {"augment": RandomAugmentation(views=2)}, {"augment": darken}):
         with build(dtype="uint8", **settings) as integers, build(dtype="float32", **settings) as floats:

@@ -80,7 +80,7 @@ def measure_loader(settings: Settings, rate: float, with_lock: bool) -> Mapping[
 def _measure_lock(settings: Settings, rate: float) -> dict[str, float]:
     """Serve a loader at that rate, and count how often one of this process's threads has the lock."""
     torch.set_num_threads(1)
-    with open_loader(replace(settings, trainer="none"), torch.uint8) as loader:  # type: ignore[attr-defined]
+    with open_loader(replace(settings, trainer="none"), torch.uint8) as loader:
         return _count_lock((len(batch.ids) for _ in iter(int, 1) for batch in loader), rate, settings.seconds)
 
 
@@ -204,7 +204,7 @@ def command(
             engines = {f"{label}, threads": "local", f"{label}, processes": "processes"}
         for name, engine in engines.items():
             runs[name] = partial(measure_loader, replace(loader, engine=engine), rate, with_lock)
-    columns = _COLUMNS
+    columns: tuple[FigureColumn, ...] = _COLUMNS
     if with_lock:
         runs[_PLANTED] = partial(run_in_process, _measure_planted, rate, seconds)
         columns += _LOCK_COLUMNS

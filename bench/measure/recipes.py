@@ -7,10 +7,12 @@ operations and share of the magnitude.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from PIL import ImageFilter
+from torch.utils.data import default_collate
 
 from loaders.augment.geometry import resized_side
 from loaders.augment.policies import AUGMENTATIONS
@@ -53,41 +55,82 @@ def make_transform(augment: str, size: int, *, floats: bool) -> Any:
     to_tensor = [module.PILToTensor()]
     if floats:
         to_tensor += [module.ConvertImageDtype(torch.float32), module.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    if augment == "eval":
-        resize = module.Resize(resized_side(size, CROP_RATIO), antialias=True)
-        return module.Compose([resize, module.CenterCrop(size), *to_tensor])
-    bilinear = module.InterpolationMode.BILINEAR
-    blur, grey = _PillowBlur(), module.RandomGrayscale(0.2)
-
-    def crop_and(*steps: Any, side: int = size, scale: tuple[float, float] = (0.08, 1.0)) -> Any:
-        crop = module.RandomResizedCrop(side, scale, interpolation=bilinear, antialias=True)
-        return module.Compose([crop, module.RandomHorizontalFlip(_FLIP_PROBABILITY), *steps])
-
     if augment == "torchvision":
-        return crop_and(
-            module.TrivialAugmentWide(interpolation=bilinear), *to_tensor, module.RandomErasing(0.1)
-        )
-    if augment.startswith("timm"):
-        share = 0.6 if augment == "timm-a3" else 0.7
-        return crop_and(module.RandAugment(2, round(share * 30), interpolation=bilinear), *to_tensor)
-    if augment == "deit3":
-        three = module.RandomChoice([module.Grayscale(3), module.RandomSolarize(128, 1.0), blur])
-        return crop_and(three, module.ColorJitter(0.3, 0.3, 0.3), *to_tensor)
-    if augment == "simclr":
-        jitter = module.RandomApply([module.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8)
-        return Views([crop_and(jitter, grey, module.RandomApply([blur], 0.5), *to_tensor)] * 2)
-    if augment == "dino":
-        colours = [module.RandomApply([module.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), grey]
-        second = [*colours, module.RandomApply([blur], 0.1), module.RandomSolarize(128, 0.2)]
-        local = [*colours, module.RandomApply([blur], 0.5), *to_tensor]
-        return Views(
-            [
-                crop_and(*colours, blur, *to_tensor, scale=(0.4, 1.0)),
-                crop_and(*second, *to_tensor, scale=(0.4, 1.0)),
-                *[crop_and(*local, side=round(size * _LOCAL_SIDE), scale=(0.05, 0.4))] * 8,
-            ]
-        )
-    return crop_and(*to_tensor)
+        to_tensor.append(module.RandomErasing(0.1))
+    views = [module.Compose([*steps, *to_tensor]) for steps in _RECIPES[augment](module, size)]
+    return views[0] if len(views) == 1 else Views(views)
+
+
+def _crop_and_flip(module: Any, side: int, scale: tuple[float, float] = (0.08, 1.0)) -> list[Any]:
+    crop = module.RandomResizedCrop(
+        side, scale, interpolation=module.InterpolationMode.BILINEAR, antialias=True
+    )
+    return [crop, module.RandomHorizontalFlip(_FLIP_PROBABILITY)]
+
+
+def _eval(module: Any, size: int) -> list[list[Any]]:
+    return [[module.Resize(resized_side(size, CROP_RATIO), antialias=True), module.CenterCrop(size)]]
+
+
+def _train(module: Any, size: int) -> list[list[Any]]:
+    return [_crop_and_flip(module, size)]
+
+
+def _torchvision(module: Any, size: int) -> list[list[Any]]:
+    policy = module.TrivialAugmentWide(interpolation=module.InterpolationMode.BILINEAR)
+    return [[*_crop_and_flip(module, size), policy]]
+
+
+def _timm(module: Any, size: int, *, magnitude: int) -> list[list[Any]]:
+    policy = module.RandAugment(2, magnitude, interpolation=module.InterpolationMode.BILINEAR)
+    return [[*_crop_and_flip(module, size), policy]]
+
+
+def _deit3(module: Any, size: int) -> list[list[Any]]:
+    three = module.RandomChoice([module.Grayscale(3), module.RandomSolarize(128, 1.0), _PillowBlur()])
+    return [[*_crop_and_flip(module, size), three, module.ColorJitter(0.3, 0.3, 0.3)]]
+
+
+def _simclr(module: Any, size: int) -> list[list[Any]]:
+    jitter = module.RandomApply([module.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8)
+    blur = module.RandomApply([_PillowBlur()], 0.5)
+    return [[*_crop_and_flip(module, size), jitter, module.RandomGrayscale(0.2), blur]] * 2
+
+
+def _dino(module: Any, size: int) -> list[list[Any]]:
+    jitter = module.RandomApply([module.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8)
+    colours = [jitter, module.RandomGrayscale(0.2)]
+    large, small = (0.4, 1.0), (0.05, 0.4)
+    blur, solarize = _PillowBlur(), module.RandomSolarize(128, 0.2)
+    first = [*_crop_and_flip(module, size, large), *colours, blur]
+    second = [*_crop_and_flip(module, size, large), *colours, module.RandomApply([blur], 0.1), solarize]
+    local = [
+        *_crop_and_flip(module, round(size * _LOCAL_SIDE), small),
+        *colours,
+        module.RandomApply([blur], 0.5),
+    ]
+    return [first, second, *[local] * 8]
+
+
+_RECIPES: dict[str, Callable[[Any, int], list[list[Any]]]] = {
+    "eval": _eval,
+    "train": _train,
+    "torchvision": _torchvision,
+    # magnitudes are 0 to 10 in timm, and 0 to 30 in torchvision
+    "timm-a1": partial(_timm, magnitude=21),
+    "timm-a2": partial(_timm, magnitude=21),
+    "timm-a3": partial(_timm, magnitude=18),
+    "deit3": _deit3,
+    "simclr": _simclr,
+    "dino": _dino,
+}
+"""Function of torchvision's module and the size, that returns the transforms of each view's pictures."""
+
+
+def mix_samples(mix: Any, samples: list[Any]) -> Any:
+    """Collate samples, image and label first, and mix these, as torchvision's references do in workers."""
+    images, labels, *others = default_collate(samples)
+    return *mix(images, labels), *others
 
 
 def make_mix(augment: str, classes: int) -> Any:

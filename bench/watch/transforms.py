@@ -4,6 +4,7 @@ This module looks at live objects in the processes of a script that `bench watch
 standard library alone. It finds arguments of `loaders.build` by name, as they are written in a call:
 
     RandomResizedCrop(224), RandomHorizontalFlip()      {"size": "224", "augment": "'train'"}
+    ColorJitter(0.4), RandomGrayscale(), ...            {"augment": "loaders.RandomAugmentation(...)"}
     Resize(256), CenterCrop(224)                        {"size": "224"}
     ToTensor(), or what v2 has for it                   {}
     Normalize(mean, std)                                {} for ImageNet's, else {"normalize": "(mean, std)"}
@@ -17,12 +18,15 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SCALE, _RATIO, _FLIP = (0.08, 1.0), (3 / 4, 4 / 3), 0.5  # of `augment="train"`
 _CROP_RATIO = 224 / 256  # default of `loaders.Serving`
+_KINDS = ("", "policy", "jitter", "grey", "blur", "solarize", "erase")
+"""Kinds of operations behind the crop, in the order in which `loaders.RandomAugmentation` applies them."""
+_MIN_KERNEL = 13  # smallest odd size that holds 3 sigmas on each side, for sigmas of at most 2
 
 
 class NotPlainError(Exception):
@@ -116,8 +120,7 @@ def _picture_arguments(dataset: Any) -> dict[str, str]:
         raise NotPlainError("its ImageFolder has an is_valid_file or a target_transform")
     effect = _Effect()
     for step in _steps(dataset.transform):
-        is_known = type(step).__module__.startswith("torchvision.transforms.")
-        add = _PLAIN.get(type(step).__name__) if is_known else None
+        add = _PLAIN.get(type(step).__name__) if _is_of_torchvision(step) else None
         if add is None or not add(effect, step):
             text = " ".join(repr(step).split())
             raise NotPlainError(f"no setting of loaders.build does what {text[:99]} does there")
@@ -127,7 +130,7 @@ def _picture_arguments(dataset: Any) -> dict[str, str]:
 def _steps(transform: Any) -> Iterator[Any]:
     """Yield transforms in their order, without those that only hold others."""
     is_compose = type(transform).__name__ == "Compose"
-    if not is_compose or not type(transform).__module__.startswith("torchvision.transforms."):
+    if not is_compose or not _is_of_torchvision(transform):
         yield transform
         return
     for step in transform.transforms:
@@ -146,6 +149,8 @@ class _Effect:
         scale, ratio: bounds of RandomResizedCrop.
         flip: probability of mirroring; None: it is not mirrored.
         normalize: mean and standard deviation.
+        operations: settings of `loaders.RandomAugmentation` for what follows the crop.
+        kind: the last of their kinds so far; "" before them.
     """
 
     values: str = "picture"
@@ -156,6 +161,8 @@ class _Effect:
     ratio: tuple[float, ...] = _RATIO
     flip: float | None = None
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    operations: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""
 
     def arguments(self) -> dict[str, str]:
         """Arguments of `loaders.build` for all transforms."""
@@ -184,7 +191,8 @@ class _Effect:
             settings["ratio"] = self.ratio
         if self.flip != _FLIP:
             settings["flip"] = self.flip or 0.0
-        given = ", ".join(f"{name}={value}" for name, value in settings.items())
+        settings |= self.operations
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"loaders.RandomAugmentation({given})" if settings else "'train'"
 
 
@@ -240,6 +248,68 @@ def _add_dtype(effect: _Effect, step: Any) -> bool:
     return is_uint8 and str(step.dtype) == "torch.float32" and getattr(step, "scale", True)
 
 
+def _add_operation(effect: _Effect, kind: str, settings: dict[str, Any], is_float: bool = False) -> bool:
+    """Add settings of an operation; False: it does not follow the crop and the operations before it."""
+    is_next = _KINDS.index(kind) > _KINDS.index(effect.kind) and effect.crop == "RandomResizedCrop"
+    effect.kind = kind
+    effect.operations |= settings
+    return is_next and (effect.values == "float") == is_float
+
+
+def _add_policy(effect: _Effect, step: Any) -> bool:
+    interpolation = getattr(step.interpolation, "value", step.interpolation)
+    is_default = (step.num_magnitude_bins, step.fill, interpolation) == (31, None, "bilinear")
+    return _add_operation(effect, "policy", {"policy": "trivial"}) and is_default
+
+
+def _add_jitter(effect: _Effect, step: Any, probability: float = 1.0) -> bool:
+    settings, is_symmetric = {}, True
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        if (bounds := getattr(step, name)) is not None:
+            low, high = bounds
+            value = round(high if name == "hue" else high - 1, 6)  # 1.4 - 1 is not 0.4
+            due = -value if name == "hue" else max(0.0, 1 - value)
+            is_symmetric = is_symmetric and value >= 0 and abs(low - due) < 1e-6
+            settings[name] = value
+    if probability != 1:
+        settings["jitter"] = probability
+    return _add_operation(effect, "jitter", settings) and is_symmetric
+
+
+def _add_grey(effect: _Effect, step: Any) -> bool:
+    return _add_operation(effect, "grey", {"grey": float(step.p)})
+
+
+def _add_blur(effect: _Effect, step: Any, probability: float = 1.0) -> bool:
+    is_default = tuple(step.sigma) == (0.1, 2.0) and min(step.kernel_size) >= _MIN_KERNEL
+    return _add_operation(effect, "blur", {"blur": probability}) and is_default
+
+
+def _add_choice(effect: _Effect, step: Any) -> bool:
+    """Add the effect of RandomApply."""
+    add = {"ColorJitter": _add_jitter, "GaussianBlur": _add_blur}.get(type(step.transforms[0]).__name__)
+    is_known = len(step.transforms) == 1 and _is_of_torchvision(step.transforms[0])
+    return is_known and add is not None and add(effect, step.transforms[0], float(step.p))
+
+
+def _add_solarize(effect: _Effect, step: Any) -> bool:
+    return _add_operation(effect, "solarize", {"solarize": float(step.p)}) and step.threshold == 128
+
+
+def _add_erase(effect: _Effect, step: Any) -> bool:
+    # the colour erased is ImageNet's mean
+    erases_to_mean = effect.normalize is not None and _numbers(step.value) == (0,)
+    erases_to_mean = erases_to_mean and all(map(_are_close, effect.normalize or (), _IMAGENET))
+    is_default = _are_close(step.scale, (0.02, 0.33)) and _are_close(step.ratio, (0.3, 3.3))
+    return _add_operation(effect, "erase", {"erase": float(step.p)}, is_float=True) and (
+        erases_to_mean and is_default
+    )
+
+
+def _is_of_torchvision(step: Any) -> bool:
+    return type(step).__module__.startswith("torchvision.transforms.")
+
+
 _PLAIN: dict[str, Callable[[_Effect, Any], bool]] = {
     "Resize": _add_resize,
     "CenterCrop": _add_center_crop,
@@ -252,6 +322,13 @@ _PLAIN: dict[str, Callable[[_Effect, Any], bool]] = {
     "ToDtype": _add_dtype,
     "Normalize": _add_normalize,
     "ToPureTensor": lambda *_: True,
+    "TrivialAugmentWide": _add_policy,
+    "ColorJitter": _add_jitter,
+    "RandomGrayscale": _add_grey,
+    "GaussianBlur": _add_blur,
+    "RandomSolarize": _add_solarize,
+    "RandomErasing": _add_erase,
+    "RandomApply": _add_choice,
 }
 """Function that adds the effect of a transform of torchvision, by the name of its class."""
 

@@ -69,8 +69,8 @@ def apply_to_pictures(images: torch.Tensor, operations: Operations) -> torch.Ten
     """
     if not operations.codes.any():
         return images
-    # cloned, since a backend may serve memory that is not to be written to; with the usual strides, since
-    # OpenCV refuses those that torch may give to pictures of one channel
+    # cloned, since a backend may serve memory that is not to be written to; OpenCV refuses other strides, as
+    # torch may give to pictures of one channel
     images = images.clone(memory_format=torch.contiguous_format)
     steps = plan_steps(operations, (images.shape[1], images.shape[2]))
     for picture, picture_steps in zip(images.numpy(), steps, strict=True):
@@ -100,10 +100,11 @@ def apply_to_batch(images: torch.Tensor, operations: Operations) -> torch.Tensor
 def _apply_step(
     floats: torch.Tensor, codes: np.ndarray[Any, Any], values: np.ndarray[Any, Any], fill: tuple[int, ...]
 ) -> None:
-    """Apply one step of each picture of a batch on its device, float [n, channels, height, width], in place."""
+    """Apply one step of each picture, float [n, channels, height, width], in place on their device."""
     channels, height, width = floats.shape[1:]
-    others = sorted({*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES})
-    kinds: list[Sequence[int]] = [GEOMETRIC, LINEAR, TABLES, *([code] for code in others)]
+    known = {*codes.tolist()} - {Operation.IDENTITY, *GEOMETRIC, *LINEAR, *TABLES}
+    others = [Operation(code) for code in sorted(known)]
+    kinds: list[Sequence[Operation]] = [GEOMETRIC, LINEAR, TABLES, *([code] for code in others)]
     for kind in kinds:
         slots = np.flatnonzero(np.isin(codes, kind))
         if not len(slots):
@@ -141,7 +142,7 @@ _WITHOUT_VALUE = {Operation.AUTOCONTRAST: colour.autocontrast, Operation.EQUALIZ
 
 
 def _erase(images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Return the images with the colour ERASED inside of a box each, float [n, 4]: left, top, width, height."""
+    """Return the images with the colour ERASED inside a box each, float [n, 4]: left, top, width, height."""
     left, top, width, height = boxes.T[:, :, None, None]
     rows = torch.arange(images.shape[2], device=images.device)[None, :, None]
     columns = torch.arange(images.shape[3], device=images.device)[None, None, :]

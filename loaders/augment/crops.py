@@ -76,8 +76,11 @@ class Crops:
                 keys = draw_keys(ids, number, places)
                 draws.append(draw_augmentation(view.random, stored, view.size, self.seed, epoch, keys))
                 continue
-            compute = centre_boxes if self.stored is None else _centre_box
-            boxes = np.broadcast_to(compute(stored, view.size, self.crop_ratio), (len(ids), 4))
+            if self.stored is None:
+                boxes = centre_boxes(stored, view.size, self.crop_ratio)
+            else:
+                boxes = _centre_box(self.stored, view.size, self.crop_ratio)
+            boxes = np.broadcast_to(boxes, (len(ids), 4))
             draws.append(Draws(boxes, np.zeros(len(ids), bool), Operations.none(len(ids))))
         return draws
 

@@ -274,7 +274,7 @@ class PerPicture:
             return self._as_tensor(self._transform(image))
 
     def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the pictures that the transform made of one batch as one tensor, [n, channels, height, width].
+        """Return the pictures that the transform made of a batch, [n, channels, height, width].
 
         Raises:
             SettingError: their shapes or dtypes differ.

@@ -74,7 +74,7 @@ TABLES = (
     Operation.INVERT,
 )
 ERASED = (124, 116, 104)
-"""Value of each channel of what is erased: ImageNet's mean, which is 0 where pictures are normalised by it."""
+"""Value of each channel of what is erased: ImageNet's mean, which is 0 once it is normalised."""
 
 
 @dataclass(frozen=True, slots=True)

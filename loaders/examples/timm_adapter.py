@@ -7,11 +7,20 @@
 
 Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. timm's validate.py runs in
 the same way. This module replaces `create_dataset` and `create_loader` of `timm.data` by its own functions
-before it runs the script. Crops, flips, colours, MixUp, CutMix, random erasing and `--crop-pct` follow the
-script's options; `--resume`, `--grad-accum-steps` and `--no-prefetcher` work as ever. Pictures are resized
-bilinearly, whatever `--interpolation` and `--train-interpolation` say. Options that need single pictures or
-batches of changing size, such as `--aa`, `--aug-repeats`, `--train-img-sizes` and `--naflex-loader`, are
-refused.
+before it runs the script. `--resume`, `--grad-accum-steps` and `--no-prefetcher` work as ever. Who does what:
+
+    the loader  crops, flips, `--aa rand-...` and `--aa 3a`, `--color-jitter`, `--color-jitter-prob`,
+                `--grayscale-prob`, `--gaussian-blur-prob`, `--crop-pct`; `--reprob` with `--remode const`,
+                where nothing is mixed and the model's mean is ImageNet's. What it draws depends on seed,
+                epoch and sample alone.
+    timm        MixUp and CutMix, which the script turns off after some epochs; other random erasing
+    refused     options for single pictures or batches of changing size, such as `--aug-repeats`,
+                `--train-img-sizes` and `--naflex-loader`; other policies of `--aa`, and other lists of
+                operations, as in `rand-tweights`
+
+Pictures are resized, and moved by RandAugment, bilinearly, whatever `--interpolation` and
+`--train-interpolation` say; RandAugment fills up with ImageNet's mean, and moves by whole pixels. A rectangle
+that the loader erases covers at most 0.33 of the picture, not 1/3.
 """
 
 import runpy
@@ -23,6 +32,7 @@ from typing import Any, NoReturn
 
 import timm.data
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN
 from timm.data.mixup import FastCollateMixup, Mixup
 from timm.data.random_erasing import RandomErasing
 
@@ -32,14 +42,10 @@ from precache import SettingError
 
 UNSUPPORTED_OPTIONS = {
     "vflip": "--vflip",
-    "auto_augment": "--aa",
     "num_aug_repeats": "--aug-repeats",
     "num_aug_splits": "--aug-splits",
     "re_split": "--resplit",
     "train_crop_mode": "--train-crop-mode",
-    "color_jitter_prob": "--color-jitter-prob",
-    "grayscale_prob": "--grayscale-prob",
-    "gaussian_blur_prob": "--gaussian-blur-prob",
     "input_size_choices": "--train-img-sizes",
     "num_batches": "--train-batches-per-epoch",
     "tf_preprocessing": "--tf-preprocessing",
@@ -135,13 +141,17 @@ def create_loader(
             f"--batch-size {batch_size} with MixUp or CutMix, which mix pairs", remedy="give an even one"
         )
     device = others.get("device", torch.device("cuda"))
+    re_prob = (others.get("re_prob") or 0.0) if augments else 0.0
+    is_constant = others.get("re_mode", "const") == "const" and others.get("re_count", 1) == 1
+    # timm mixes before it erases, and erases to the mean that pictures are normalised by
+    erases_in_loader = is_constant and mixup is None and tuple(others["mean"]) == IMAGENET_DEFAULT_MEAN
     loader = loaders.build(
         dataset.path,
         split=dataset.split,
         batch_size=batch_size,
         size=input_size[-2:],
         device=device,
-        augment=make_augmentation(**others) if augments else None,
+        augment=make_augmentation(erase=re_prob if erases_in_loader else 0.0, **others) if augments else None,
         shuffle=is_training,
         seed=dataset.seed,
         dtype=others.get("img_dtype") or torch.float32,
@@ -152,9 +162,9 @@ def create_loader(
     )
     dataset.set_epoch = loader.set_epoch
     erase = None
-    if augments and others.get("re_prob"):
+    if re_prob and not erases_in_loader:
         erase = RandomErasing(
-            others["re_prob"],
+            re_prob,
             mode=others.get("re_mode", "const"),
             max_count=others.get("re_count", 1),
             device=device,
@@ -163,14 +173,50 @@ def create_loader(
 
 
 def make_augmentation(
-    scale: Any = None, ratio: Any = None, hflip: float = 0.5, color_jitter: Any = 0.4, **others: Any
+    *,
+    scale: Any = None,
+    ratio: Any = None,
+    hflip: float = 0.5,
+    auto_augment: str | None = None,
+    color_jitter: Any = 0.4,
+    color_jitter_prob: float | None = None,
+    grayscale_prob: float = 0.0,
+    gaussian_blur_prob: float = 0.0,
+    erase: float = 0.0,
+    **_: object,
 ) -> loaders.RandomAugmentation:
-    """Make our augmentation of timm's arguments; one number of `color_jitter` does not change the hue."""
+    """Make our augmentation of timm's arguments; one number of `color_jitter` does not change the hue.
+
+    Args:
+        erase: share of the pictures in which a rectangle is erased.
+
+    Raises:
+        SettingError: `auto_augment` is a policy that is not there.
+    """
+    policy = None
+    if auto_augment == "3a":
+        policy = "three"
+    elif auto_augment and auto_augment.startswith("rand"):
+        policy, color_jitter = auto_augment, 0.0  # timm leaves colours to RandAugment
+    elif auto_augment:
+        raise SettingError(
+            f"--aa {auto_augment!r}: is not there with these loaders",
+            remedy="give RandAugment, as rand-m7-mstd0.5-inc1, or 3a",
+        )
     if not isinstance(color_jitter, (tuple, list)):
         color_jitter = [color_jitter or 0.0] * 3  # brightness, contrast, saturation
     colors = dict(zip(("brightness", "contrast", "saturation", "hue"), color_jitter, strict=False))
-    boxes: dict[str, Any] = {"scale": tuple(scale or (0.08, 1.0)), "ratio": tuple(ratio or (3 / 4, 4 / 3))}
-    return loaders.RandomAugmentation(**boxes, flip=hflip, **colors)
+    return loaders.RandomAugmentation(
+        scale=tuple(scale or (0.08, 1.0)),
+        ratio=tuple(ratio or (3 / 4, 4 / 3)),
+        flip=hflip,
+        policy=policy,
+        jitter=1.0 if color_jitter_prob is None else color_jitter_prob,
+        **colors,
+        grey=grayscale_prob,
+        blur=gaussian_blur_prob,
+        erase=erase,
+    )
 
 
 def main() -> int:

@@ -61,7 +61,8 @@ class DevicePictures:
         New pictures are cached if there is room.
 
         Args:
-            images: decoded pictures, uint8 [m, height, width, channels], on `device`; None where there are no `slots`.
+            images: decoded pictures, uint8 [m, height, width, channels], on `device`; None where there are
+                no `slots`.
         """
         positions = request.positions
         # A sample that is not cached gets some other picture here, which its own one then replaces.
@@ -94,9 +95,8 @@ def open_cached(
     Raises:
         SettingError: the device cannot hold the pictures.
     """
-    if (
-        crops.views[0].random is not None
-    ):  # those of pictures of one size are cut out on the device, after the cache
+    # random crops of pictures of one size are cut out on the device, after the cache
+    if crops.views[0].random is not None:
         raise SettingError(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary",
             remedy="run 'precache convert' with '--fit crop', or leave the cache out",

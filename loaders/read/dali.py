@@ -211,7 +211,7 @@ class DaliReader:
             arrays = [corners, corners + lengths]
             dtype: type = np.float32
             if self._crops.views[0].random is not None:
-                arrays, dtype = [corners, lengths, draws.mirrored], np.int32
+                arrays, dtype = [corners, lengths, draws.mirrored.astype(np.int32)], np.int32
             # made contiguous, because DALI takes no strides
             columns += [[*np.ascontiguousarray(array.astype(dtype))] for array in arrays]
         return columns

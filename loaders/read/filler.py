@@ -5,7 +5,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -187,7 +187,8 @@ class _Filling:
     Attributes:
         keys: number of each picture for the random draws of `Crops.per_picture`.
         views: the views of the batch; empty where a function of the caller makes what is served.
-        images: the tensors of the views, or what that function has made so far, by slot.
+        served: the tensors of the views.
+        made: what that function has made so far, by slot.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
@@ -196,8 +197,9 @@ class _Filling:
     pictures: Pictures
     keys: list[int]
     views: list[_View]
-    images: dict[int, torch.Tensor]
+    served: Sequence[torch.Tensor]
     parts: Iterator[range]
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
     threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
@@ -258,7 +260,7 @@ class BatchFiller:
         size = max(1, min(max_size, samples // self._threads))
         parts = iter([slots[start : start + size] for start in slots[::size]])
         if crops.per_picture is not None:
-            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], {}, parts)
+            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], (), parts)
         if request.memory is None:
             memory = self._buffers.take(samples * crops.pixels * self._data.channels)
         else:
@@ -271,7 +273,7 @@ class BatchFiller:
                 steps = plan_steps(operations, (space.shape[1], space.shape[2]))
             boxes, mirrored = draws.boxes.tolist(), draws.mirrored.tolist()
             views.append(_View(boxes, mirrored, steps, operations.fill, space.numpy()))
-        return _Filling(pictures, [], views, dict(enumerate(images)), parts)
+        return _Filling(pictures, [], views, images, parts)
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
@@ -290,9 +292,9 @@ class BatchFiller:
             _stop_filling(filling)
         errors = {slot: filling.errors[slot] for slot in sorted(filling.errors)}
         if self._crops.per_picture is not None:
-            images = [filling.images[slot] for slot in sorted(filling.images)]
-            return DecodedBatch((self._crops.per_picture.stack(images),), errors)
-        views = tuple(filling.images.values())
+            made = [filling.made[slot] for slot in sorted(filling.made)]
+            return DecodedBatch((self._crops.per_picture.stack(made),), errors)
+        views = tuple(filling.served)
         if errors:
             is_decoded = [slot not in errors for slot in range(len(filling.pictures.request.positions))]
             views = tuple(view[torch.tensor(is_decoded, device="cpu")] for view in views)
@@ -320,20 +322,10 @@ class BatchFiller:
             _compare(filling, pictures)  # first: the caller's function gets no damaged picture
             for slot, picture in pictures.items():
                 if slot not in filling.errors:
-                    filling.images[slot] = self._transform(filling, slot, picture)
+                    filling.made[slot] = self._transform(filling, slot, picture)
             return
         for view in filling.views:
-            if len(pictures) == len(part):
-                slots = slice(part.start, part.stop)
-                crop_all_into(
-                    [*pictures.values()], view.boxes[slots], view.mirrored[slots], view.images[slots]
-                )
-            else:
-                for slot, picture in pictures.items():
-                    crop_into(picture, view.boxes[slot], view.mirrored[slot], view.images[slot])
-            if view.steps:
-                for slot in pictures:
-                    apply_to_picture(view.images[slot], view.steps[slot], view.fill)
+            _fill_view(view, part, pictures)
         _compare(filling, pictures)
 
     def _transform(self, filling: _Filling, slot: int, picture: Pixels) -> torch.Tensor:
@@ -366,6 +358,23 @@ def _compare(filling: _Filling, pictures: Mapping[int, Pixels]) -> None:
         for slot, picture in pictures.items():
             if (wrong := compare(slot, picture)) is not None:
                 filling.errors[slot] = wrong
+
+
+def _fill_view(view: _View, part: range, pictures: dict[int, Pixels]) -> None:
+    """Put the crops of these slots into a view, and apply their operations.
+
+    Args:
+        pictures: stored pictures by slot; those that could not be decoded are not there.
+    """
+    if len(pictures) == len(part):
+        slots = slice(part.start, part.stop)
+        crop_all_into([*pictures.values()], view.boxes[slots], view.mirrored[slots], view.images[slots])
+    else:
+        for slot, picture in pictures.items():
+            crop_into(picture, view.boxes[slot], view.mirrored[slot], view.images[slot])
+    if view.steps:
+        for slot in pictures:
+            apply_to_picture(view.images[slot], view.steps[slot], view.fill)
 
 
 def _stop_filling(filling: _Filling) -> None:

@@ -231,8 +231,10 @@ class RayReader:
         views = []
         for view in pixels:
             # Copied, because Ray's memory is read-only, not pinned, and needed for the next batches.
-            source = torch.from_numpy(view)
-            images = torch.empty(view.shape, dtype=source.dtype, pin_memory=self._device.type == "cuda")
+            dtype = torch.from_numpy(np.empty(0, view.dtype)).dtype
+            images = torch.empty(
+                view.shape, dtype=dtype, device="cpu", pin_memory=self._device.type == "cuda"
+            )
             np.copyto(images.numpy(), view)
             views.append(images)
         return DecodedBatch(tuple(views), refused)

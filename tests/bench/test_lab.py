@@ -5,16 +5,28 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import conversion, launching, libraries, listing, object_storage, peers, stored_sizes, watch
+from bench.lab import (
+    conversion,
+    launching,
+    libraries,
+    listing,
+    object_storage,
+    peers,
+    recipes,
+    stored_sizes,
+    watch,
+)
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
+from loaders.settings import AugmentName
 from precache import Recipe, convert
+from precache.errors import DatasetError
 from precache.pictures import images
 from tests.bench.settings import quick
 from tests.command import ROOT
@@ -27,6 +39,11 @@ def print_table(command: click.Command, *words: object) -> dict[str, list[str]]:
     assert result.exit_code == 0, result.output
     lines = [line.strip("| ").split(" | ") for line in result.output.splitlines() if line.startswith("|")]
     return {first: others for first, *others in lines[2:]}
+
+
+def run_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Stand for `run_in_process`, since a new process imports torch for a second or two."""
+    return function(*arguments)
 
 
 @pytest.mark.usefixtures("trials_here")
@@ -122,6 +139,39 @@ def test_launching_counts_the_operations_of_a_step() -> None:
         called, autograd = (int(part.replace(",", "")) for part in parts)
         assert int(total.replace(",", "")) == called + autograd
         assert called > 161, "ResNet-50 has as many weights"
+
+
+def test_launching_compares_threads_and_processes_with_a_step_alone(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "run_in_process", run_here)
+    monkeypatch.setattr(launching, "_LAUNCHES", 100)
+    options = ("--repeats", 1, "--seconds", 0.2, "--rate", 400, "--batch-size", 8, "--size", 32)
+    cells = print_table(launching.command, converted["shards"], *options)
+    alone, *others = cells
+    assert [name.rpartition(", ")[2] for name in others] == ["threads", "processes"]
+    assert cells[alone][2] == "1.00"
+    for images_per_s, _, times in cells.values():
+        assert 0 < float(images_per_s) < 800
+        assert float(times) > 0
+
+
+def test_recipes_compares_build_with_torchvision_by_recipe(
+    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "run_in_process", run_here)
+    monkeypatch.setattr(recipes, "_SIZE", 32)
+    options = ("--repeats", 1, "--seconds", 0.1, "--batch-size", 4, "--workers", 0)
+    cells = print_table(recipes.command, raw_tree, converted["shards"], *options)
+    assert list(cells) == [name for name in get_args(AugmentName) if name not in ("crop", "eval")]
+    for torchvision_per_s, build_per_s, times in cells.values():
+        ratio = float(build_per_s.replace(",", "")) / float(torchvision_per_s.replace(",", ""))
+        assert float(times) == pytest.approx(ratio, rel=0.1, abs=0.1)
+
+
+def test_recipes_refuses_batches_larger_than_an_epoch(raw_tree: Path) -> None:
+    with pytest.raises(DatasetError, check=lambda error: "--batch-size" in error.remedy):
+        recipes.measure_torchvision(raw_tree, "train", 0, 0.1, batch_size=10_000)
 
 
 def test_stored_sizes_finds_more_distance_in_smaller_pictures(raw_tree: Path, tmp_path: Path) -> None:

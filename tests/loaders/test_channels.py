@@ -9,7 +9,6 @@ from PIL import Image
 
 from loaders import RandomAugmentation
 from precache import Recipe, convert, open_dataset
-from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.building import build_loader
 
@@ -90,6 +89,10 @@ def test_floats_of_grey_are_normalised(stored: GreyShards) -> None:
         assert all(np.allclose(floats[i], (plain[i] - mean) / std, atol=1e-4) for i in plain)
 
 
-def test_colour_jitter_of_grey_is_refused(stored: GreyShards) -> None:
-    with pytest.raises(SettingError, match="brightness"):
-        stored.served(augment=RandomAugmentation(brightness=0.1))
+def test_jitter_changes_the_brightness_of_grey_but_has_no_hue_to_shift(stored: GreyShards) -> None:
+    plain = stored.served(augment=RandomAugmentation())
+    brighter = stored.served(augment=RandomAugmentation(brightness=0.5))
+    assert any((brighter[i] != plain[i]).any() for i in plain)
+    with pytest.warns(UserWarning, match="hue"):
+        shifted = stored.served(augment=RandomAugmentation(hue=0.5))
+    assert all((shifted[i] == plain[i]).all() for i in plain)

@@ -176,7 +176,6 @@ BAD: list[dict[str, Any]] = [
     {"weights": "even"}, {"weights": [1, 2]}, {"weights": [-1.0] * IMAGES}, {"weights": [np.nan] * IMAGES},
     {"weights": [0] * IMAGES}, {"weights": [np.inf] + [1.0] * (IMAGES - 1)}, {"weights": [10**400] * IMAGES},
     {"weights": np.full(IMAGES, np.longdouble("1e400"))}, {"weights": [1.0, 2.0], "subset": [5, 3]},
-    {"views": 0}, {"views": 2},
 ]  # fmt: skip
 
 

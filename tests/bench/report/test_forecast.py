@@ -38,7 +38,7 @@ def convert_s(row: Row) -> float | None:
     return row.values["convert_s"].high / (1 + MODEL_ERROR) if "convert_s" in row.values else None
 
 
-def test_conversion_time_is_at_most_start_up_plus_the_slower_of_cpus_and_disk() -> None:
+def test_conversion_takes_start_up_plus_the_slower_of_cpus_and_disk() -> None:
     for changes, shards_s, tars_s in (
         ({}, 1 + 3000 * 0.002, 1 + 3000 * 0.003),
         ({"cpus": 16}, 1 + 1.2e9 / 500e6, 1 + 375 * 0.003),  # shards are as fast as the disk

@@ -167,7 +167,19 @@ NOT_PLAIN: dict[str, list[Any]] = {
     "floats up to 255": [CROP, v1.PILToTensor(), v2.ToDtype(torch.float32)],
     "halves": [CROP, v1.PILToTensor(), v2.ToDtype(torch.float16, scale=True)],
     "normalised twice": [CROP, v1.ToTensor(), v1.Normalize(0.5, 0.5), v1.Normalize(*IMAGENET)],
-    "jitter": [CROP, v1.ColorJitter(0.4), v1.ToTensor()],
+    "jitter before the crop": [v1.ColorJitter(0.4), CROP, v1.ToTensor()],
+    "jitter of the middle": [v1.Resize(20), v1.CenterCrop(16), v1.ColorJitter(0.4), v1.ToTensor()],
+    "jitter that is not symmetric": [CROP, v1.ColorJitter((0.5, 0.9)), v1.ToTensor()],
+    "jitter of floats": [CROP, v1.ToTensor(), v1.ColorJitter(0.4)],
+    "grey before jitter": [CROP, v1.RandomGrayscale(), v1.ColorJitter(0.4), v1.ToTensor()],
+    "grey twice": [CROP, v1.RandomGrayscale(), v1.RandomGrayscale(), v1.ToTensor()],
+    "a blur of its own": [CROP, v1.GaussianBlur(23, 1.0), v1.ToTensor()],
+    "a blur that is cut off": [CROP, v1.GaussianBlur(3), v1.ToTensor()],
+    "another threshold": [CROP, v1.RandomSolarize(100), v1.ToTensor()],
+    "black boxes": [CROP, v1.ToTensor(), v1.RandomErasing()],
+    "random boxes": [CROP, v1.ToTensor(), v1.Normalize(*IMAGENET), v1.RandomErasing(value="random")],
+    "a policy that does not interpolate": [CROP, v1.TrivialAugmentWide(), v1.ToTensor()],
+    "two at once": [CROP, v1.RandomApply([v1.ColorJitter(0.4), v1.RandomGrayscale()]), v1.ToTensor()],
     "a function": [CROP, v1.ToTensor(), lambda image: image],
     "an own class": [Crop(16), v1.ToTensor()],
     "an order of its own": [v1.RandomOrder([CROP]), v1.ToTensor()],
@@ -177,6 +189,39 @@ NOT_PLAIN: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_transforms_that_build_would_show_otherwise_are_not_plain(name: str, photos: Path) -> None:
     assert "reason" in describe(DataLoader(ImageFolder(str(photos), v1.Compose(NOT_PLAIN[name])), 4))
+
+
+RANDOM: dict[str, tuple[list[Any], str]] = {
+    "torchvision": (
+        [v1.TrivialAugmentWide(interpolation=v1.InterpolationMode.BILINEAR)],
+        "policy='trivial', erase=0.1",
+    ),
+    "jitter": ([v1.ColorJitter(0.4, 0, 1.5, 0.1)], "brightness=0.4, saturation=1.5, hue=0.1, erase=0.1"),
+    "simclr": (
+        [
+            v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            *(v1.RandomGrayscale(0.2), v1.RandomApply([v1.GaussianBlur(23)]), v1.RandomSolarize(128, 0.2)),
+        ],
+        "brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, jitter=0.8, grey=0.2, blur=0.5, "
+        "solarize=0.2, erase=0.1",
+    ),
+    "v2": (
+        [v2.ColorJitter(0.3, 0.3, 0.3), v2.GaussianBlur(13)],
+        "brightness=0.3, contrast=0.3, saturation=0.3, blur=1.0, erase=0.1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_operations_on_a_random_crop_are_settings_of_augment(name: str, photos: Path) -> None:
+    steps, expected = RANDOM[name]
+    module = v2 if name == "v2" else v1
+    ends = (v1.ToTensor(), v1.Normalize(*IMAGENET), module.RandomErasing(0.1))
+    transform = v1.Compose([CROP, v1.RandomHorizontalFlip(), *steps, *ends])
+    build = describe(DataLoader(ImageFolder(str(photos), transform), 4))
+    augment = build["arguments"]["augment"]
+    assert augment == f"loaders.RandomAugmentation(scale=(0.5, 1.0), {expected})"
+    eval(augment, {"loaders": loaders})  # raises SettingError if a setting is not right
 
 
 STEPS = v1.Compose(PLAIN["training"][0])

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import loaders
+from loaders.transfer import IMAGENET_MEAN
 from precache import SettingError
 from tests.loaders.examples.conftest import IMAGES, TRAINED
 
 timm = pytest.importorskip("timm", reason="pip install 'precache[frameworks]'")
 adapter = pytest.importorskip("loaders.examples.timm_adapter")
 BATCH = 8
+JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4}
 SETTINGS = {"num_workers": 1, "device": torch.device("cpu"), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 SCRIPT = """
 import json, sys, torch
@@ -91,10 +93,23 @@ def test_set_epoch_of_the_dataset_sets_the_epoch_of_the_loader(data: Path) -> No
     assert [labels.tolist() for _, labels in training] == served[2] != served[0]
 
 
-def test_augmentation_takes_crops_flips_and_colours_of_its_arguments() -> None:
-    boxes, colors = {"scale": (0.5, 1.0), "ratio": (1.0, 1.0)}, {"brightness": 0.1, "hue": 0.2}
-    augmentation = adapter.make_augmentation(**boxes, hflip=0.0, color_jitter=(0.1, 0, 0, 0.2))
-    assert augmentation == loaders.RandomAugmentation(**boxes, flip=0.0, **colors)
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (
+            {"scale": (0.5, 1.0), "ratio": (1.0, 1.0), "hflip": 0.0, "color_jitter": (0.1, 0, 0, 0.2)},
+            {"scale": (0.5, 1.0), "ratio": (1.0, 1.0), "flip": 0.0, "brightness": 0.1, "hue": 0.2},
+        ),
+        ({"color_jitter": 0.4, "color_jitter_prob": 0.8}, {"jitter": 0.8, **JITTER}),
+        ({"grayscale_prob": 0.2, "gaussian_blur_prob": 0.5}, {"grey": 0.2, "blur": 0.5, **JITTER}),
+        # RandAugment turns the jitter off in timm, and ThreeAugment does not
+        ({"auto_augment": "rand-m9-mstd0.5-inc1"}, {"policy": "rand-m9-mstd0.5-inc1"}),
+        ({"auto_augment": "3a"}, {"policy": "three", **JITTER}),
+    ],
+    ids=["crops", "jitter", "grey-blur", "rand", "3a"],
+)
+def test_augmentation_is_that_of_the_arguments(options: dict[str, Any], settings: dict[str, Any]) -> None:
+    assert adapter.make_augmentation(**options) == loaders.RandomAugmentation(**settings)
 
 
 def test_pictures_are_normalised_with_mean_and_std_of_the_model(data: Path) -> None:
@@ -104,9 +119,18 @@ def test_pictures_are_normalised_with_mean_and_std_of_the_model(data: Path) -> N
         assert ((images + 1) / 2 - from_0_to_1).abs().max() < 1e-5
 
 
-def test_random_erasing_blanks_a_part_of_each_batch(data: Path) -> None:
-    _, erased = create_training(data, color_jitter=None, re_prob=1.0)
-    assert all((images == 0).all(dim=1).any() for images, _ in erased)
+@pytest.mark.parametrize(
+    ("mean", "mode", "in_loader"),
+    [(IMAGENET_MEAN, "const", True), (IMAGENET_MEAN, "rand", False), ((0.5,) * 3, "const", False)],
+    ids=["mean", "colour", "other-mean"],
+)
+def test_random_erasing_blanks_a_part_of_each_batch(
+    mean: tuple[float, ...], mode: str, in_loader: bool, data: Path
+) -> None:
+    _, erased = create_training(data, color_jitter=None, re_prob=1.0, re_mode=mode, mean=mean)
+    assert (erased.erase is None) == in_loader
+    if mode == "const":
+        assert all((images.abs() < 0.005).all(dim=1).any() for images, _ in erased)
 
 
 def test_loader_has_the_properties_of_timms_own_loader(data: Path) -> None:
@@ -130,7 +154,7 @@ def test_validation_shows_the_share_of_crop_pct(data: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "option"),
     [
-        ({"auto_augment": "rand-m9"}, "--aa 'rand-m9'"),
+        ({"auto_augment": "augmix-m5"}, "--aa 'augmix-m5'"),
         ({"collate_fn": len}, "collate_fn"),
         ({"batch_size": 7, "collate_fn": adapter.FastCollateMixup()}, "--batch-size 7"),
         ({"num_aug_repeats": 3}, "--aug-repeats"),

@@ -240,8 +240,6 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     served, ratio = served_size(data, spec.size), spec.serving.crop_ratio
     if spec.size is None:
         ratio = data.crop_ratio(ratio, served)
-    if isinstance(spec.augment, RandomAugmentation):
-        served = make_views(spec.augment, served)[0].size
     spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
     if spec.sampling.last != "pad":  # then no batch has more samples than the split
         spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))

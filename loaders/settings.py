@@ -221,7 +221,7 @@ class LoaderSpec:
 
     Attributes:
         rank, world_size, nodes: number of this process, of all, and of machines, see `Ranks`.
-        served: size that is served unless an `augment` function returns another; 0 before the data is opened.
+        served: size that is served unless `augment` has or returns another; 0 before the data is opened.
         workers: `reading.workers` as a number; that of this machine if the engine is `"ray"`.
         threads: `reading.threads` as a number.
     """

@@ -82,11 +82,12 @@ class Pipeline:
         self._data, self.lane = data, lane
         self._fields = sorted(data.index.fields.items())
         self.random_access = reader.random_access
+        views = late.views if isinstance(late, LateAugmentation) else crops.views
         makes_size = isinstance(late, CheckedFunction) or crops.per_picture is not None
-        self.size = None if makes_size else spec.served
+        self.size = None if makes_size else views[0].size
         self._dtype, self._seed = spec.dtype, spec.seed
         self._per_picture = crops.per_picture is not None
-        self._views = len(late.views) if isinstance(late, LateAugmentation) else len(crops.views)
+        self._views = len(views)
         is_mixed = isinstance(spec.augment, RandomAugmentation) and spec.augment.mixes
         self._mixes: RandomAugmentation | None = spec.augment if is_mixed else None
         self._reader, self._late, self._mean_and_std = reader, late, mean_and_std

@@ -264,6 +264,16 @@ def test_views_of_other_sizes_stay_as_they_were_served(
         assert [view.shape[2] for view in next(iter(integers)).views] == [20] * 2 + [SMALL_SIZE] * 8
 
 
+def test_a_view_without_a_size_has_that_of_the_loader(converted: dict[str, Path]) -> None:
+    small, plain = loaders.RandomAugmentation(size=SMALL_SIZE), loaders.RandomAugmentation()
+    augment = loaders.RandomAugmentation(views=[small, plain])
+    with build_loader(converted["shards"], size=SIZE, augment=augment, workers=1) as loader:
+        assert loader.size == SMALL_SIZE, "that of the first view"
+        assert [view.shape[2] for view in next(iter(loader)).views] == [SMALL_SIZE, SIZE]
+        loader.set_size(20)
+        assert [view.shape[2] for view in next(iter(loader)).views] == [SMALL_SIZE, 20]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_grey_pictures_are_warned_about_by_name(name: str, shaped: dict[str, Path]) -> None:
     settings = small_recipe(name)

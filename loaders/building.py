@@ -135,8 +135,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
     Returns:
         An iterable of `Batch`. Each iteration serves one epoch, the next iteration the next epoch, see
-        `Loader`. Iterating raises DatasetError for a damaged shard and ImageError for a picture that cannot
-        be decoded, see `Reading.on_error`.
+        `Loader`. Iterating raises DatasetError for a damaged shard, ImageError for a picture that cannot be
+        decoded, see `Reading.on_error`, and TransformError for an exception in a transform of `per_picture`.
 
     Raises:
         SettingError: a value is out of range or unknown, or the cache does not fit; or a setting belongs to

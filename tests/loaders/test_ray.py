@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,29 @@ def on_ray(ray_cluster: Any) -> dict[str, Any]:
 def are_equal(a: Any, b: Any) -> bool:
     """Return whether two batches have the same images, labels and ids."""
     return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("images", "labels", "ids"))
+
+
+def shrink(image: Any) -> torch.Tensor:
+    """Return floats of another shape than the stored picture's."""
+    return torch.from_numpy(np.array(image.resize((10, 12)), np.float32)[..., 0])[None] + torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    ["simclr", "torchvision", loaders.per_picture(shrink)],
+    ids=["simclr", "torchvision", "per_picture"],
+)
+def test_augmentation_on_ray_is_that_of_a_local_reader(
+    augment: Any, converted: dict[str, Path], on_ray: dict[str, Any]
+) -> None:
+    settings = {"augment": augment, "size": 24, "batch_size": 16}
+    with (
+        build_loader(converted["shards"], **settings, engine="local", workers=1) as local,
+        build_loader(converted["shards"], **settings, **on_ray) as remote,
+    ):
+        for batch, due in zip(remote, local, strict=True):
+            assert are_equal(batch, due)
+            assert all(map(torch.equal, batch.views, due.views))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("raw", marks=pytest.mark.slow), "shards"])

@@ -123,6 +123,23 @@ def test_pictures_of_any_size_draw_by_seed_epoch_and_id_alone(
     assert len(due) == (OTHER_IMAGES if kind == "raw" else IMAGES)
 
 
+@pytest.mark.parametrize("kind", ["raw", "dali"])
+def test_dali_draws_by_seed_epoch_and_id_alone(
+    kind: str, other: dict[str, Path], converted: dict[str, Path]
+) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
+    path = {**converted, "raw": other["raw"]}[kind]
+    settings: dict[str, Any] = {"augment": small_recipe("dino"), "backend": "dali"}
+    due = serve(path, **settings)
+    for served in (
+        serve(path, batch_size=7, shuffle=False, workers=2, **settings),
+        serve(path, rank=1, world_size=3, **settings),
+        serve_the_rest(path, 1, size=SIZE, batch_size=16, **settings),
+    ):
+        assert served
+        assert all(are_equal(views, due[number]) for number, views in served.items())
+
+
 def without_operations(settings: loaders.RandomAugmentation) -> loaders.RandomAugmentation:
     """Return settings with the same crops and flips, and nothing else."""
     views = [

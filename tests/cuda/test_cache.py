@@ -89,7 +89,7 @@ def test_a_nearly_full_cache_does_not_read_epochs_ahead(paths: dict[str, Path]) 
         open_shards = partial(shards.ShardsReader, spec, data)
         with closing(cache.open_cached(open_shards, spec, data, crops)) as reader:
             for number, batch in enumerate(reader.read(requests())):
-                assert len(batch.images) == 1
+                assert len(batch.views[0]) == 1
                 assert requested - number < 600
     assert number + 1 == epochs * SAMPLES
 

@@ -85,8 +85,8 @@ class Reading:
             interpreter's lock, and each batch is copied once more; not at a URL. `"ray"`: the nodes of a
             running Ray cluster; `path` must then be on storage that all of them see, and `workers` is how
             many of their CPUs work for this rank. Work on a device stays in this process. `"auto"`:
-            `"processes"` for these two backends where `device` is a GPU, or `augment` does more on the CPU than
-            crop and mirror, unless `workers` is 0 or `path` a URL; else `"local"`.
+            `"processes"` for these two backends where `device` is a GPU, or `augment` does more on the CPU
+            than crop and mirror, unless `workers` is 0 or `path` a URL; else `"local"`.
 
     Raises:
         SettingError: a value is out of range or unknown.

@@ -378,12 +378,12 @@ def _divide_random(
     for view in dict.fromkeys(views):
         assert view.random is not None
         data.warn_if_smaller(view.size, view.size, enlarged=view.random.scale is not None)
-        if data.channels != 3 and view.random.needs_colour:
-            warnings.warn(
-                f"the pictures of {data.path} are grey: {', '.join(view.random.needs_colour)} of augment do "
-                f"nothing to them",
-                stacklevel=2,
-            )
+    if data.channels != 3 and augmentation.needs_colour:
+        warnings.warn(
+            f"the pictures of {data.path} are grey: {', '.join(augmentation.needs_colour)} of augment do "
+            f"nothing to them",
+            stacklevel=2,
+        )
     operates = augmentation.has_operations
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, (View(stored),)), LateAugmentation(views, seed, crops_here=True)

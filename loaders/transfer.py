@@ -141,8 +141,9 @@ class Pipeline:
                     pictures = mix_images(pictures, mixing)
             served.append(self._finish(pictures))
         batch = Batch(served[0], labels, ids, padding, fields, served[1:])
-        if mixing is not None:
+        if self._mixes is not None:  # also where a batch of one picture has no other to mix it with
             batch[1] = mix_labels(labels, mixing, len(self._data.classes))
+        if mixing is not None:
             batch.partners = torch.from_numpy(mixing.partners)
         batch.ready = self.lane.mark()
         return batch
@@ -150,8 +151,14 @@ class Pipeline:
     def _finish(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return NHWC pictures as NCHW, normalised where floats are asked for."""
         if self._per_picture:  # its tensors are as the caller's function made them
-            if pictures.dtype != torch.uint8 or pictures.ndim != 4 or self._mean_and_std is None:
+            if pictures.dtype != torch.uint8 or self._mean_and_std is None:
                 return pictures
+            if pictures.shape[1] != self._data.channels:
+                raise SettingError(
+                    f"normalize is for the {self._data.channels} channels of {self._data.path}, and the "
+                    f"transform of augment returned {pictures.shape[1]}",
+                    remedy="let it return floats, which are served as they are, or build with dtype='uint8'",
+                )
         else:
             pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
         if self._mean_and_std is None:

@@ -19,6 +19,7 @@ from precache.errors import (
     SettingError,
     SourceError,
     StorageError,
+    TransformError,
     WorkerError,
 )
 from precache.packages import check_package, pillow_fault
@@ -63,6 +64,7 @@ __all__ = [
     "SourceError",
     "SourceOptions",
     "StorageError",
+    "TransformError",
     "WorkerError",
     "check",
     "convert",

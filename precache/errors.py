@@ -11,6 +11,7 @@
     │                             and a RuntimeError, which torchvision's ImageFolder raises or has raised)
     ├── StorageError              an object storage that does not answer, refuses, or lacks an object
     ├── WorkerError               a worker process or thread that died
+    ├── TransformError            an exception in a transform of the caller's
     ├── OpenFilesError            as many files are open as may be ('ulimit -n')
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
 
@@ -21,6 +22,7 @@ import errno
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -121,6 +123,27 @@ class StorageError(PrecacheError):
 
 class WorkerError(PrecacheError):
     """A worker died without an exception of its own."""
+
+
+class TransformError(PrecacheError):
+    """A transform of the caller raised an exception, which is the cause of this error.
+
+    Where another process ran the transform, the cause has the text of the traceback there.
+
+    Attributes:
+        path: the picture's file, or shard and id.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause = self.__cause__
+        if cause is not None and not isinstance(cause, TracebackOfProcess):
+            lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
+            cause = TracebackOfProcess("\n" + "".join(lines))
+        return type(self), self.args, {**self.__dict__, "__cause__": cause}
+
+
+class TracebackOfProcess(Exception):
+    """The text of an exception and its traceback in another process."""
 
 
 class OpenFilesError(PrecacheError):

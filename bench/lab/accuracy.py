@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import click
 import numpy as np
@@ -39,7 +40,7 @@ from bench.lab import harness
 from bench.machine.hardware import DTYPES, describe_machine, resolve_amp
 from bench.measure.candidates import CHOICES
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
-from bench.measure.recipes import make_transform
+from bench.measure.recipes import make_mix, make_transform, mix_samples
 from bench.measure.trials import Trials, read_document
 from bench.report.result import Document, Trial
 from bench.report.table import Table
@@ -49,6 +50,7 @@ from loaders.dataset import RAW, SplitData, open_split
 from loaders.device import find_device
 from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
 from loaders.examples.train import Learner
+from loaders.settings import AugmentName
 from loaders.transfer import normalise
 from precache.cli.terminal import ProgressBar
 from precache.errors import DatasetError, SettingError, check_choice
@@ -56,6 +58,7 @@ from precache.sources.tree import scan_tree
 
 LEVEL = 0.95
 _PATH = click.Path(path_type=Path)
+_RECIPES = sorted({*get_args(AugmentName)} - {"crop", "dino", "eval", "simclr"})  # of one view, for training
 _VALIDATION_BATCH = 250  # pictures
 Positions = npt.NDArray[np.int64]
 
@@ -69,6 +72,7 @@ class TrainingRecipe:
         size: side of the pictures, pixels.
         epochs: epochs of a training, each of all full batches.
         amp: precision of the model: "bf16", "fp16", or "off" for float32.
+        augment: augmentation recipe, by its name in `loaders.build`.
         workers: processes or threads of each loader.
     """
 
@@ -79,6 +83,7 @@ class TrainingRecipe:
     amp: str
     device: str
     workers: int
+    augment: AugmentName = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +180,14 @@ def open_batches(
         files = pictures.files(pictures.train)
         dataset = ImageFolder(
             Path(files[0]).parent.parent,
-            make_transform("train", recipe.size, floats=True),
+            make_transform(recipe.augment, recipe.size, floats=True),
             is_valid_file=frozenset(files).__contains__,
         )
+        mix = make_mix(recipe.augment, len(pictures.tree.classes))
         loader = DataLoader(
             dataset,
             recipe.batch_size,
+            collate_fn=None if mix is None else partial(mix_samples, mix),
             shuffle=True,
             drop_last=True,
             num_workers=recipe.workers,
@@ -197,7 +204,7 @@ def open_batches(
         batch_size=recipe.batch_size,
         size=recipe.size,
         seed=seed,
-        augment="train",
+        augment=recipe.augment,
         device=recipe.device,
         sampling=loaders.Sampling(subset=pictures.train if is_tree else None, last="drop"),
         reading=loaders.Reading(workers=recipe.workers),
@@ -331,6 +338,7 @@ def write_splits(tree: Path, path: Path, per_class: int) -> None:
 @click.option("--amp", default="off", show_default=True, help="Precision: auto, bf16, fp16 or off.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--workers", default=1, show_default=True, help="Processes or threads of each loader.")
+@click.option("--augment", type=click.Choice(_RECIPES), default="train", show_default=True)
 @_judging
 def train_contenders(
     tree: Path,

@@ -16,24 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 import loaders
 from bench.lab import harness
 from bench.lab.harness import FigureColumn
 from bench.measure.imagefolder import AUGMENTATIONS
 from bench.measure.processes import run_in_process
-from bench.measure.recipes import make_mix, make_transform
+from bench.measure.recipes import make_mix, make_transform, mix_samples
 from bench.report.table import Table
 from precache.errors import DatasetError, check_choice
 
 _SIZE = 224
 _NORMALISED = ("torchvision",)
 _BUILD, _TORCHVISION = "`build`, `shards`", "torchvision in a DataLoader"
-
-
-def _mix(mix: Any, samples: list[Any]) -> Any:
-    return mix(*default_collate(samples))
 
 
 def _count_rate(batches: Iterator[Any], count: Callable[[Any], int], seconds: float) -> float:
@@ -87,7 +83,7 @@ def measure_torchvision(
     mix = make_mix(recipe, len(data.classes)) if recipe in _NORMALISED else None
     loader = DataLoader(
         data, batch_size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0,
-        collate_fn=None if mix is None else partial(_mix, mix),
+        collate_fn=None if mix is None else partial(mix_samples, mix),
     )  # fmt: skip
     return {"images_per_s": _count_rate(_repeat_epochs(loader), lambda batch: len(batch[1]), seconds)}
 

@@ -21,9 +21,9 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-from bench.measure.recipes import make_mix, make_transform
+from bench.measure.recipes import make_mix, make_transform, mix_samples
 from bench.report.gain import TODAY_BACKEND
 from loaders.batch import Batch
 from loaders.settings import AugmentName
@@ -219,7 +219,7 @@ class ImageFolderLoader:
             num_workers=workers,
             pin_memory=device.type == "cuda",
             drop_last=True,
-            collate_fn=None if mix is None else partial(_collate, mix),
+            collate_fn=None if mix is None else partial(mix_samples, mix),
             worker_init_fn=_hide_warnings,
             persistent_workers=workers > 0,
         )
@@ -259,12 +259,6 @@ class ImageFolderLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _collate(mix: Callable[..., Any], samples: list[Any]) -> Any:
-    """Collate samples, and mix them, as torchvision's references do it in the workers."""
-    images, labels, indices = default_collate(samples)
-    return *mix(images, labels), indices
 
 
 def _hide_warnings(worker: int) -> None:

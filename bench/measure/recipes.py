@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from PIL import ImageFilter
+from torch.utils.data import default_collate
 
 from loaders.augment.geometry import resized_side
 from loaders.augment.policies import AUGMENTATIONS
@@ -124,6 +125,12 @@ _RECIPES: dict[str, Callable[[Any, int], list[list[Any]]]] = {
     "dino": _dino,
 }
 """Function of torchvision's module and the size, that returns the transforms of each view's pictures."""
+
+
+def mix_samples(mix: Any, samples: list[Any]) -> Any:
+    """Collate samples, image and label first, and mix these, as torchvision's references do in workers."""
+    images, labels, *others = default_collate(samples)
+    return *mix(images, labels), *others
 
 
 def make_mix(augment: str, classes: int) -> Any:

@@ -69,7 +69,9 @@ def apply_to_pictures(images: torch.Tensor, operations: Operations) -> torch.Ten
     """
     if not operations.codes.any():
         return images
-    images = images.clone()  # a backend may serve memory that is not to be written to
+    # cloned, since a backend may serve memory that is not to be written to; OpenCV refuses other strides, as
+    # torch may give to pictures of one channel
+    images = images.clone(memory_format=torch.contiguous_format)
     steps = plan_steps(operations, (images.shape[1], images.shape[2]))
     for picture, picture_steps in zip(images.numpy(), steps, strict=True):
         apply_to_picture(picture, picture_steps, operations.fill)

@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -169,7 +171,7 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
     Args:
         transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,
-            channels]; uint8, 0-255, or floats.
+            channels]; uint8, 0-255, or float16, float32 or float64, which are served as they are.
 
     Raises:
         SettingError: it is not a function of one picture, or of an older Albumentations.
@@ -178,16 +180,20 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
 
 class PerPicture:
-    """Transform of one picture, applied by the threads that read; made by `per_picture`, which see."""
+    """Transform of one picture, applied by the threads that read; made by `per_picture`, which see.
+
+    Attributes:
+        name: name of the transform, for messages.
+    """
 
     def __init__(self, transform: PictureFunction) -> None:
-        self._transform, self._name = transform, _name(transform)
+        self._transform, self.name = transform, _name(transform)
         if not callable(transform):
             raise SettingError(f"per_picture takes a transform of one picture, got {transform!r}")
         if isinstance(transform, type):
             raise SettingError(
-                f"per_picture takes a transform of one picture, got the class {self._name}",
-                remedy=f"give an instance of it, as {self._name}(...)",
+                f"per_picture takes a transform of one picture, got the class {self.name}",
+                remedy=f"give an instance of it, as {self.name}(...)",
             )
         self._check_signature()
         self._is_albumentations = _package(transform) == "albumentations"
@@ -201,6 +207,27 @@ class PerPicture:
     def __reduce__(self) -> tuple[Any, ...]:
         return PerPicture, (self._transform,)
 
+    def check_pickles(self, method: str) -> None:
+        """Raise SettingError if the transform cannot be sent to a process that `method` starts.
+
+        Args:
+            method: start method of multiprocessing, other than fork.
+        """
+        reason = ""
+        try:
+            pickle.dumps(self._transform)
+        except Exception as error:  # of any type: it comes from the transform's own code, too
+            reason = f"{type(error).__name__}: {error}"
+        main = sys.modules["__main__"]
+        if getattr(self._transform, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
+            reason = "it is defined in no file"
+        if reason:
+            raise SettingError(
+                f"per_picture: {self.name} cannot be sent to worker processes, which this program starts by "
+                f"{method!r} ({' '.join(reason.split())})",
+                remedy="define it in a file, with 'def' or 'class' at the top level",
+            )
+
     def _check_signature(self) -> None:
         """Raise SettingError if the transform cannot be called with a picture alone."""
         try:
@@ -211,7 +238,7 @@ class PerPicture:
             signature.bind("picture")
         except TypeError as error:
             raise SettingError(
-                f"per_picture takes a transform of one picture; {self._name} takes {signature}",
+                f"per_picture takes a transform of one picture; {self.name} takes {signature}",
                 remedy="give a function of a whole batch as augment= itself, and other arguments by "
                 "functools.partial",
             ) from error
@@ -254,9 +281,9 @@ class PerPicture:
         """
         kinds = {(*picture.shape, picture.dtype) for picture in pictures}
         if len(kinds) > 1:
-            shapes = " and ".join(str([*kind[:-1]]) for kind in sorted(kinds, key=str)[:2])
+            shapes = " and ".join(f"{kind[-1]} {[*kind[:-1]]}" for kind in sorted(kinds, key=str)[:2])
             raise SettingError(
-                f"per_picture: {self._name} must return pictures of one shape and dtype, got {shapes}",
+                f"per_picture: {self.name} must return pictures of one shape and dtype, got {shapes}",
                 remedy="end it with a crop or a resize to one size",
             )
         return torch.stack([*pictures]) if pictures else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
@@ -281,11 +308,9 @@ class PerPicture:
             picture = picture[..., None]
         if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.dtype.kind in "uf":
             picture = torch.from_numpy(np.require(picture, requirements=("C", "W"))).permute(2, 0, 1)
-        is_picture = isinstance(picture, torch.Tensor) and picture.ndim == 3
-        if is_picture and (picture.dtype == torch.uint8 or picture.is_floating_point()):
+        if isinstance(picture, torch.Tensor) and picture.ndim == 3 and picture.dtype in _DTYPES:
             # no subclass, as torchvision's `tv_tensors.Image` is
-            tensor: torch.Tensor = picture.as_subclass(torch.Tensor)
-            return tensor
+            return picture.detach().as_subclass(torch.Tensor)
         got = type(returned).__name__
         if isinstance(returned, (torch.Tensor, np.ndarray)):
             got = f"{str(returned.dtype).removeprefix('torch.')} {[*returned.shape]}"
@@ -295,12 +320,14 @@ class PerPicture:
         if isinstance(returned, (tuple, list, dict)):
             remedy = "return the picture alone; several views: loaders.RandomAugmentation(views=...)"
         raise SettingError(
-            f"per_picture: {self._name} must return a tensor [channels, height, width], a PIL image or an "
-            f"array [height, width, channels], uint8 or floats; got {got}",
+            f"per_picture: {self.name} must return a tensor [channels, height, width], a PIL image or an "
+            f"array [height, width, channels], uint8, float16, float32 or float64; got {got}",
             remedy=remedy,
         )
 
 
+_DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64)
+"""What a transform may return: dtypes that NumPy has, too, which worker processes send."""
 _RANDOM_FUNCTIONS = {
     torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
     torch.rand, torch.randint, torch.randn, torch.randperm,
@@ -351,11 +378,11 @@ def _package(function: object) -> str:
     return (getattr(function, "__module__", None) or "").partition(".")[0]
 
 
-Augment: TypeAlias = AugmentName | RandomAugmentation | PerPicture | BatchFunction | None
+Augment: TypeAlias = AugmentName | RandomAugmentation | BatchFunction | PerPicture | None
 """Type of `augment` of `loaders.build`."""
 
 
-def find_augmentation(augment: Augment) -> RandomAugmentation | PerPicture | BatchFunction | None:
+def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | PerPicture | None:
     """Return the settings or the function that `augment` names or is; None: the middle of each picture.
 
     Raises:
@@ -369,6 +396,6 @@ def find_augmentation(augment: Augment) -> RandomAugmentation | PerPicture | Bat
     if callable(augment):
         return augment
     raise SettingError(
-        f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
+        f"augment must be a name, a RandomAugmentation, a function, per_picture(...) or None, got {augment!r}; "
         f"names: {', '.join(AUGMENTATIONS)}"
     )

@@ -178,11 +178,12 @@ def _mix_on_device(images: torch.Tensor, mixing: Mixing, out: torch.Tensor) -> N
     out[:, top:bottom, left:right] = parts
 
 
-def mix_labels(labels: torch.Tensor, mixing: Mixing, classes: int) -> torch.Tensor:
+def mix_labels(labels: torch.Tensor, mixing: Mixing | None, classes: int) -> torch.Tensor:
     """Return the mixed labels, float32 [n, classes], on the device of `labels`; no thread waits for it.
 
     Args:
         labels: int64 [n], or floats [n, classes].
+        mixing: None: pictures are not mixed, and each label has its own weight alone.
         classes: number of classes.
     """
     if labels.ndim == 1:
@@ -191,4 +192,6 @@ def mix_labels(labels: torch.Tensor, mixing: Mixing, classes: int) -> torch.Tens
         weights.scatter_(1, labels[:, None], 1.0)
     else:
         weights = labels.to(torch.float32)
+    if mixing is None:
+        return weights
     return weights * mixing.lam + weights.roll(1, 0) * (1 - mixing.lam)

@@ -101,6 +101,12 @@ def open_cached(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary",
             remedy="run 'precache convert' with '--fit crop', or leave the cache out",
         )
+    if crops.per_picture is not None:
+        raise SettingError(
+            "cache 'device' keeps pictures as they are stored, and augment=loaders.per_picture(...) makes "
+            "others in each epoch",
+            remedy="leave the cache out, or give a loaders.RandomAugmentation",
+        )
     store = _reserve_memory(spec, data, crops)
     try:
         reader = open_reader(crops)

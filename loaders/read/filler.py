@@ -5,7 +5,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from loaders.augment.crops import Crops, carve
 from loaders.augment.draws import draw_keys
 from loaders.augment.geometry import crop_all_into, crop_into
 from loaders.batch import DecodedBatch, Request
-from loaders.dataset import SplitData
+from loaders.dataset import RAW, SplitData
 from loaders.threads import Pool, check_exit
 from precache.engines.processes import open_memory
-from precache.errors import ImageError, open_files_error
+from precache.errors import ImageError, SettingError, TransformError, open_files_error
 from precache.pictures.jpeg import Pixels
 
 _MAX_BUFFERS = 8  # more than a loader has on their way at a time
@@ -187,7 +187,8 @@ class _Filling:
     Attributes:
         keys: number of each picture for the random draws of `Crops.per_picture`.
         views: the views of the batch; empty where a function of the caller makes what is served.
-        images: the tensors of the views, or what that function has made so far, by slot.
+        served: the tensors of the views.
+        made: what that function has made so far, by slot.
         parts: slots that are still to be filled; the threads share the iterator, each takes the next part.
         threads: results of the threads at work on it.
         errors: the reason why a picture is left out, by its slot.
@@ -196,8 +197,9 @@ class _Filling:
     pictures: Pictures
     keys: list[int]
     views: list[_View]
-    images: dict[int, torch.Tensor]
+    served: Sequence[torch.Tensor]
     parts: Iterator[range]
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
     threads: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
@@ -258,7 +260,7 @@ class BatchFiller:
         size = max(1, min(max_size, samples // self._threads))
         parts = iter([slots[start : start + size] for start in slots[::size]])
         if crops.per_picture is not None:
-            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], {}, parts)
+            return _Filling(pictures, draw_keys(ids, places=request.places).tolist(), [], (), parts)
         if request.memory is None:
             memory = self._buffers.take(samples * crops.pixels * self._data.channels)
         else:
@@ -271,7 +273,7 @@ class BatchFiller:
                 steps = plan_steps(operations, (space.shape[1], space.shape[2]))
             boxes, mirrored = draws.boxes.tolist(), draws.mirrored.tolist()
             views.append(_View(boxes, mirrored, steps, operations.fill, space.numpy()))
-        return _Filling(pictures, [], views, dict(enumerate(images)), parts)
+        return _Filling(pictures, [], views, images, parts)
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Queue a batch for the threads."""
@@ -290,9 +292,9 @@ class BatchFiller:
             _stop_filling(filling)
         errors = {slot: filling.errors[slot] for slot in sorted(filling.errors)}
         if self._crops.per_picture is not None:
-            images = [filling.images[slot] for slot in sorted(filling.images)]
-            return DecodedBatch((self._crops.per_picture.stack(images),), errors)
-        views = tuple(filling.images.values())
+            made = [filling.made[slot] for slot in sorted(filling.made)]
+            return DecodedBatch((self._crops.per_picture.stack(made),), errors)
+        views = tuple(filling.served)
         if errors:
             is_decoded = [slot not in errors for slot in range(len(filling.pictures.request.positions))]
             views = tuple(view[torch.tensor(is_decoded, device="cpu")] for view in views)
@@ -316,16 +318,46 @@ class BatchFiller:
             except ImageError as error:
                 # Copied without its traceback, which would keep alive what its frames hold.
                 filling.errors[slot] = copy(error)
-        if (per_picture := self._crops.per_picture) is not None:
-            epoch, seed = filling.pictures.request.epoch, self._crops.seed
+        if self._crops.per_picture is not None:
+            _compare(filling, pictures)  # first: the caller's function gets no damaged picture
             for slot, picture in pictures.items():
-                filling.images[slot] = per_picture.apply(picture, seed, epoch, filling.keys[slot])
+                if slot not in filling.errors:
+                    filling.made[slot] = self._transform(filling, slot, picture)
+            return
         for view in filling.views:
             _fill_view(view, part, pictures)
-        if (compare := filling.pictures.compare) is not None:
-            for slot, picture in pictures.items():
-                if (wrong := compare(slot, picture)) is not None:
-                    filling.errors[slot] = wrong
+        _compare(filling, pictures)
+
+    def _transform(self, filling: _Filling, slot: int, picture: Pixels) -> torch.Tensor:
+        """Return what the caller's function makes of the picture of a slot.
+
+        Raises:
+            SettingError: that is no picture.
+            TransformError: the function raised an exception.
+        """
+        per_picture, request = self._crops.per_picture, filling.pictures.request
+        assert per_picture is not None
+        try:
+            return per_picture.apply(picture, self._crops.seed, request.epoch, filling.keys[slot])
+        except SettingError:
+            raise
+        except Exception as error:  # not an ImageError either, which would leave the picture out
+            position = int(request.positions[slot])
+            path = self._data.file_at(position)
+            if self._data.kind != RAW:
+                path = f"{path}: sample {self._data.ids[position]} ({self._data.path_at(position)})"
+            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+            raise TransformError(
+                f"the transform {per_picture.name} failed in epoch {request.epoch} ({reason})", path=path
+            ) from error
+
+
+def _compare(filling: _Filling, pictures: Mapping[int, Pixels]) -> None:
+    """Compare pictures, by their slots, and add the errors of those that are not as they were written."""
+    if (compare := filling.pictures.compare) is not None:
+        for slot, picture in pictures.items():
+            if (wrong := compare(slot, picture)) is not None:
+                filling.errors[slot] = wrong
 
 
 def _fill_view(view: _View, part: range, pictures: dict[int, Pixels]) -> None:

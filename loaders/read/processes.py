@@ -71,6 +71,7 @@ class ProcessesReader:
         check_backend(backend, "processes")
         self.random_access = has_random_access(backend, spec, data)
         self._views, self._channels = crops.views, data.channels
+        self._per_picture = crops.per_picture
         bytes = spec.batch_size * crops.pixels * data.channels
         # Workers fill the batches ahead while one is copied.
         self._shared = SharedBuffers(spec.workers * _AHEAD_PER_WORKER + 1, bytes)
@@ -117,7 +118,10 @@ class ProcessesReader:
         """Start an epoch of the DataLoader, and its workers before the first one."""
         if self._loader._iterator is None:
             # asked for here, since a script may set it after `build`
-            self._loader.multiprocessing_context = multiprocessing.get_context(start_method())
+            method = start_method()
+            if self._per_picture is not None and method != "fork":
+                self._per_picture.check_pickles(method)
+            self._loader.multiprocessing_context = multiprocessing.get_context(method)
         was_enabled = gc.isenabled()
         gc.disable()  # inherited by the workers, each of which enables it in `_begin_worker`
         try:

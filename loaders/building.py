@@ -266,8 +266,8 @@ def _choose_reader(spec: LoaderSpec, data: SplitData, backend: str, crops: Crops
     """
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
     reads_urls = data.download_cache is not None  # which a forked process cannot
-    leaves_lock = spec.device.type == "cuda" or crops.operates
-    if engine == "auto" and backend in ("shards", "webdataset") and leaves_lock and not reads_urls:
+    holds_lock = spec.device.type == "cuda" or crops.operates or crops.per_picture is not None
+    if engine == "auto" and backend in ("shards", "webdataset") and holds_lock and not reads_urls:
         engine = "processes" if spec.workers else "local"
     if engine == "processes" and reads_urls:
         raise SettingError(

@@ -39,8 +39,8 @@ class Batch(list[torch.Tensor]):
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             normalised floats, or integers, as `dtype` of `loaders.build` says. In this memory
             `images.reshape(n, -1)` and `images.flatten(1)` make rows; `images.view(n, -1)` raises.
-        labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`.
-            With MixUp or CutMix float32 [n, classes], the weight of each class.
+        labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`. With
+            MixUp or CutMix float32 [n, classes], the weight of each class.
         ids: int64 [n], on the CPU: each sample's name for good, which every format keeps.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.

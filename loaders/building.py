@@ -247,7 +247,7 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     _check_fits(spec, data)
     mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _divide_augmentation(spec, data, backend)
-    open_reader = _choose_reader(spec, backend, crops)
+    open_reader = _choose_reader(spec, data, backend, crops)
     with lane.active():
         if spec.reading.cache is None:
             reader = open_reader(spec, data, crops)
@@ -256,12 +256,22 @@ def _open_pipeline(data: SplitData, lane: Lane, spec: LoaderSpec) -> Pipeline:
     return Pipeline(spec, data, lane, reader, late, crops, mean_and_std)
 
 
-def _choose_reader(spec: LoaderSpec, backend: str, crops: Crops) -> OpenReader:
-    """Return the function that opens the reader of a backend with the engine of the settings."""
+def _choose_reader(spec: LoaderSpec, data: SplitData, backend: str, crops: Crops) -> OpenReader:
+    """Return the function that opens the reader of a backend with the engine of the settings.
+
+    Raises:
+        SettingError: worker processes are asked for, and the data is at a URL.
+    """
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
-    leaves_lock = spec.device.type == "cuda" or crops.operates
-    if engine == "auto" and backend in ("shards", "webdataset") and leaves_lock and spec.workers:
-        engine = "processes"
+    reads_urls = data.download_cache is not None  # which a forked process cannot
+    holds_lock = spec.device.type == "cuda" or crops.operates or crops.per_picture is not None
+    if engine == "auto" and backend in ("shards", "webdataset") and holds_lock and not reads_urls:
+        engine = "processes" if spec.workers else "local"
+    if engine == "processes" and reads_urls:
+        raise SettingError(
+            f"engine 'processes' reads folders of this machine, and {data.path} is a URL",
+            remedy="choose engine 'local', or 'ray'",
+        )
     if engine == "ray":
         return partial(ray_reader.RayReader, backend)
     if engine == "processes":

@@ -119,10 +119,8 @@ class Pipeline:
         ids = torch.from_numpy(self._data.ids[request.positions])
         labels = upload(batch_labels(self._data, request.positions), self.lane.device)
         fields = {name: field_values(column, request.positions) for name, column in self._fields}
-        if not len(ids):  # no picture could be decoded
-            return Batch(
-                views[0] if self._per_picture else views[0].permute(0, 3, 1, 2), labels, ids, fields=fields
-            )
+        if not len(ids):  # no picture could be decoded: a batch that `Loader` refuses
+            return Batch(views[0], labels, ids, fields=fields)
         padding = None
         if request.padding:
             padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)

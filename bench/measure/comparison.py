@@ -50,8 +50,8 @@ _SETTINGS_IN_RESULT = (
 )
 """Fields of `Settings` that a result's file has under the same names."""
 _IMAGE_FOLDER_CONDITION = (
-    f"{TODAY_BACKEND} is torchvision's own training recipe with Pillow and delivers normalised float32, "
-    f"whatever the trainer takes"
+    f"{TODAY_BACKEND} has torchvision's transforms for this augment, with Pillow, and delivers normalised "
+    f"float32, whatever the trainer takes"
 )
 _FAILURES = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
 

@@ -396,6 +396,6 @@ def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | 
     if callable(augment):
         return augment
     raise SettingError(
-        f"augment must be a name, a RandomAugmentation, a function, per_picture(...) or None, "
-        f"got {augment!r}; names: {', '.join(AUGMENTATIONS)}"
+        f"augment must be a name, a RandomAugmentation, a function, per_picture(...) or None, got "
+        f"{augment!r}; names: {', '.join(AUGMENTATIONS)}"
     )

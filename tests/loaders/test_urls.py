@@ -25,7 +25,7 @@ import loaders
 from loaders import ImageDataset, Reading
 from loaders.dataset import READS
 from precache import convert, open_dataset
-from precache.errors import DatasetError, PrecacheError, StorageError
+from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.formats import FORMATS, Format
 from precache.storage.urls import Url
 from tests.building import build_loader
@@ -99,6 +99,18 @@ def test_a_url_serves_the_folders_batches_if_any_request_fails_once(
         assert_same(served(url, **settings, cache_dir=tmp_path / f"{number}-{fault}"), expected)
     assert storage.faults == dict.fromkeys(faults, number + 1)
     assert not cache.exists(), "another folder was given"
+
+
+@pytest.mark.parametrize("kind", ["shards", "webdataset"])
+def test_operations_at_a_url_are_those_of_the_folder(
+    kind: str, converted: dict[str, Path], bucket: Url
+) -> None:
+    """A folder is read by worker processes here, and a URL by threads, because a forked process cannot."""
+    url = upload(converted[kind], bucket / kind)
+    settings = {"shuffle": "window", "workers": 2, "augment": "torchvision"}
+    assert_same(served(url, **settings), served(converted[kind], **settings))
+    with pytest.raises(SettingError, check=lambda error: "'local'" in error.remedy):
+        served(url, engine="processes")
 
 
 def test_a_format_without_byte_ranges_is_fetched_and_read_whole(

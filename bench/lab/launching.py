@@ -54,6 +54,7 @@ _COLUMNS = (
     FigureColumn("images/s", "images_per_s"),
     FigureColumn("launching, ms", "launch_ms", ".1f"),
     FigureColumn("times alone", "launch_ms", ".2f", divisor=_ALONE),
+    FigureColumn("loader alone, images/s", "most_images_per_s"),
 )
 _LOCK_COLUMNS = (
     FigureColumn("lock, us a picture", "lock_us", ".1f"),
@@ -70,8 +71,9 @@ def launch_figures(trial: Trial) -> dict[str, float]:
 
 
 def measure_loader(settings: Settings, rate: float, with_lock: bool) -> Mapping[str, float]:
-    """Measure launching beside a loader, and its use of the lock, each in a process of its own."""
+    """Measure launching beside a loader, the loader alone, and its use of the lock, each in a new process."""
     figures = launch_figures(run_in_process(measure, settings))
+    figures["most_images_per_s"] = run_in_process(measure, settings.without_trainer()).images_per_s
     if with_lock:
         figures |= run_in_process(_measure_lock, settings, rate)
     return figures

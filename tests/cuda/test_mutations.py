@@ -23,9 +23,9 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "        batch = self._prepare(images, request.drop(decoded.refused))\n",
+        "        batch = self._prepare(views, request.drop(decoded.refused))\n",
         "        mark = self.lane.mark()\n"
-        "        batch = self._prepare(images, request.drop(decoded.refused))\n"
+        "        batch = self._prepare(views, request.drop(decoded.refused))\n"
         "        batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),

@@ -44,7 +44,7 @@ from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, at_least, is_disturbe
 Event: TypeAlias = Mapping[str, Any]
 """Event of `bench.watch.hook`."""
 TRAINING, VALIDATION, READING = "training", "validation", "reading"
-BOUNDS_HELD = (2, 2)
+BOUNDS_HELD = (3, 3)
 """Bounds that held in the lab, and bounds that were tried; see bench/results/watch.md."""
 FEWEST = 8
 """Fewest counted batches from which anything is concluded."""

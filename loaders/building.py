@@ -260,17 +260,25 @@ def _choose_reader(spec: LoaderSpec, data: SplitData, backend: str, crops: Crops
     """Return the function that opens the reader of a backend with the engine of the settings.
 
     Raises:
-        SettingError: worker processes are asked for, and the data is at a URL.
+        SettingError: worker processes are asked for, and the data is at a URL, or its memory is bounded.
     """
     engine, open_reader = spec.reading.engine, BACKENDS[backend]
     reads_urls = data.download_cache is not None  # which a forked process cannot
+    is_bounded = spec.reading.memory_bytes is not None
     holds_lock = spec.device.type == "cuda" or crops.operates or crops.per_picture is not None
-    if engine == "auto" and backend in ("shards", "webdataset") and holds_lock and not reads_urls:
-        engine = "processes" if spec.workers else "local"
+    if engine == "auto" and backend in ("shards", "webdataset") and holds_lock:
+        # processes read sample by sample: they keep within no bound, and gain nothing by windows
+        is_local = reads_urls or is_bounded or spec.shuffle == "window" or not spec.workers
+        engine = "local" if is_local else "processes"
     if engine == "processes" and reads_urls:
         raise SettingError(
             f"engine 'processes' reads folders of this machine, and {data.path} is a URL",
             remedy="choose engine 'local', or 'ray'",
+        )
+    if engine == "processes" and is_bounded:
+        raise SettingError(
+            f"memory_bytes {spec.reading.memory_bytes:,} with engine 'processes', which reads single samples",
+            remedy="leave one of the two out",
         )
     if engine == "ray":
         return partial(ray_reader.RayReader, backend)

@@ -82,11 +82,12 @@ class Reading:
         engine: who reads, decodes and crops. `"local"`: this process; `pytorch` has worker processes, the
             others threads. `"processes"`: worker processes for backends `shards` and `webdataset`, too:
             a training that launches its operations from Python then takes no turns with threads at the
-            interpreter's lock, and each batch is copied once more; not at a URL. `"ray"`: the nodes of a
-            running Ray cluster; `path` must then be on storage that all of them see, and `workers` is how
-            many of their CPUs work for this rank. Work on a device stays in this process. `"auto"`:
-            `"processes"` for these two backends where `device` is a GPU, or `augment` does more on the CPU
-            than crop and mirror, unless `workers` is 0 or `path` a URL; else `"local"`.
+            interpreter's lock, and each batch is copied once more; not at a URL or with `memory_bytes`.
+            `"ray"`: the nodes of a running Ray cluster; `path` must then be on storage that all of them see,
+            and `workers` is how many of their CPUs work for this rank. Work on a device stays in this
+            process. `"auto"`: `"processes"` for these two backends where `device` is a GPU, or `augment` does
+            more on the CPU than crop and mirror, unless `workers` is 0, `path` a URL, or whole shards are to
+            be read (`memory_bytes`, `shuffle="window"`); else `"local"`.
 
     Raises:
         SettingError: a value is out of range or unknown.

@@ -108,7 +108,7 @@ def test_operations_at_a_url_are_those_of_the_folder(
     """A folder is read by worker processes here, and a URL by threads, because a forked process cannot."""
     url = upload(converted[kind], bucket / kind)
     settings = {"shuffle": "window", "workers": 2, "augment": "torchvision"}
-    assert_same(served(url, **settings), served(converted[kind], **settings))
+    assert_same(served(url, **settings), served(converted[kind], engine="processes", **settings))
     with pytest.raises(SettingError, check=lambda error: "'local'" in error.remedy):
         served(url, engine="processes")
 

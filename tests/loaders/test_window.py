@@ -1,6 +1,7 @@
 """Window mode reads shards one after the other, within memory_bytes."""
 
 import mmap
+import multiprocessing
 from ctypes import CDLL, c_size_t, c_ubyte, c_void_p
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from bench.machine import page_cache
 from loaders.dataset import open_split
 from precache import convert
+from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
 
@@ -45,6 +47,15 @@ def dropped(shards: Path) -> tuple[str, ...]:
     if cached_bytes(files):
         pytest.skip("this file system keeps its files in memory")
     return files
+
+
+def test_worker_processes_keep_within_no_bound(shards: Path) -> None:
+    with pytest.raises(SettingError, match="memory_bytes 9,999,999 with engine 'processes'"):
+        build_loader(shards, memory_bytes=9_999_999, engine="processes")
+    settings = {"augment": "torchvision", "shuffle": "window", "batch_size": 5}
+    with build_loader(shards, memory_bytes=9_999_999, **settings) as loader:  # read by threads
+        next(iter(loader))
+        assert not multiprocessing.active_children()
 
 
 def test_page_cache_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:

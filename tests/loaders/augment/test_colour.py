@@ -43,7 +43,7 @@ def make_pictures(rng: np.random.Generator, height: int, width: int) -> list[Pix
 
 
 def solarize_add(image: torch.Tensor, addend: float) -> torch.Tensor:
-    """As timm's function of this name, in timm/data/auto_augment.py."""
+    """Do what timm's function of this name does, in timm/data/auto_augment.py."""
     table = [min(255, level + int(addend)) if level < 128 else level for level in range(256)]
     return torch.tensor(table, dtype=torch.uint8)[image.long()]
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,21 @@ from precache.sources import open_source
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
-from tests.precache.cli.test_terminal import CONVERT, SLOW_PROGRAM
+from tests.precache.cli.test_terminal import CONVERT
 from tests.precache.destinations import THESIS, contents, interrupt
 
-
-def has_two_shards(folder: Path) -> bool:
-    """Whether two shards in `folder` or below have their sidecars."""
-    return len(list(folder.glob("**/train-*.json"))) > 1
+STOPPED_PROGRAM = """
+import os
+from precache.pictures import images
+render, pictures = images.render_or_copy, iter(range(70))
+def render_or_stop(*arguments):
+    if next(pictures) == 40:
+        os.kill(os.getpid(), NUMBER)
+    return render(*arguments)
+images.render_or_copy = render_or_stop
+from precache.cli.main import entry_point
+entry_point()
+"""
 
 
 @pytest.mark.parametrize(
@@ -49,27 +56,21 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     if overwrites:
         convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0)
         arguments.append("--overwrite")
-    command, environment = (
-        [sys.executable, "-c", SLOW_PROGRAM, *arguments],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        while process.poll() is None and not has_two_shards(tmp_path):
-            time.sleep(0.002)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    (line,) = errors.splitlines()
+    program = STOPPED_PROGRAM.replace("NUMBER", str(int(number)))
+    stopped = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert stopped.returncode == code
+    (line,) = stopped.stderr.splitlines()
     match = re.match(r"precache: error: .* after (\d+) of 70 pictures were finished; these are kept", line)
     assert match, line
     resumed = run_here("precache", *arguments, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     resumed_at = re.search(r"out: (\d+) of 70 pictures are already converted", resumed.stdout)
     assert resumed_at
-    # the signal may come before the last shard is counted
-    assert int(resumed_at[1]) - int(match[1]) in (0, 12)
+    assert resumed_at[1] == match[1]
     assert contents(tmp_path / "out") == contents(converted["shards"])
 
 

@@ -381,6 +381,11 @@ def _divide_random(
     seed, stored = spec.seed, None if data.has_varying_sizes else data.size
     check_mixable(augmentation.mixup, augmentation.cutmix, data.classes, data.path)
     views = make_views(augmentation, spec.served)
+    if spec.size is not None and all(view.size is not None for view in augmentation.view_settings):
+        raise SettingError(
+            f"size {spec.size} is for views without a size of their own, and augment gives each view one",
+            remedy="leave one of the two out",
+        )
     for view in dict.fromkeys(views):
         assert view.random is not None
         data.warn_if_smaller(view.size, view.size, enlarged=view.random.scale is not None)

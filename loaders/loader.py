@@ -253,7 +253,12 @@ class Loader(IterableDataset[Batch]):
             self._drop_prefetch()
             self._pipeline.close()
             self._closed = True  # in case that opening fails
-            self._pipeline = self._open_pipeline(spec)
+            try:
+                self._pipeline = self._open_pipeline(spec)
+            except SettingError:
+                self._pipeline = self._open_pipeline(self.spec)
+                self._closed = False
+                raise
             self._closed = False
             self.spec, self._size = spec, self._pipeline.size
         self._resized = True

@@ -39,6 +39,7 @@ from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
 from precache.dataset.columns import Column
 from precache.errors import SettingError
+from precache.pictures.images import sides
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -86,7 +87,7 @@ class Pipeline:
         makes_size = isinstance(late, CheckedFunction) or crops.per_picture is not None
         self.size = None if makes_size else views[0].size
         self._dtype, self._seed = spec.dtype, spec.seed
-        self._per_picture = crops.per_picture is not None
+        self._per_picture, self._made_size = crops.per_picture, spec.size
         self._views = len(views)
         is_mixed = isinstance(spec.augment, RandomAugmentation) and spec.augment.mixes
         self._mixes: RandomAugmentation | None = spec.augment if is_mixed else None
@@ -148,22 +149,41 @@ class Pipeline:
         return batch
 
     def _finish(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Return NHWC pictures as NCHW, normalised where floats are asked for."""
-        if self._per_picture:  # its tensors are as the caller's function made them
-            if pictures.dtype != torch.uint8 or self._mean_and_std is None:
-                return pictures
-            if pictures.shape[1] != self._data.channels:
-                raise SettingError(
-                    f"normalize is for the {self._data.channels} channels of {self._data.path}, and the "
-                    f"transform of augment returned {pictures.shape[1]}",
-                    remedy="let it return floats, which are served as they are, or build with dtype='uint8'",
-                )
+        """Return NHWC pictures as NCHW in the loader's dtype, normalised where that is one of floats."""
+        if self._per_picture is not None:  # its pictures are NCHW
+            self._check_made(pictures, self._per_picture.name)
+            if pictures.dtype != torch.uint8:
+                return pictures.to(self._dtype)
         else:
             pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
         if self._mean_and_std is None:
             return pictures
         out = self._take_floats(pictures) if pictures.device.type == "cpu" else None
         return normalise(pictures, self._dtype, self._mean_and_std, out)
+
+    def _check_made(self, pictures: torch.Tensor, name: str) -> None:
+        """Raise SettingError if a function of the caller has not made the pictures that the settings ask for.
+
+        Args:
+            pictures: [n, channels, height, width].
+        """
+        is_bytes, (_, channels, height, width) = pictures.dtype == torch.uint8, pictures.shape
+        if self._made_size is not None and sides(self._made_size) != (height, width):
+            raise SettingError(
+                f"size is {self._made_size}, and {name} of per_picture returned pictures of {height}x{width}",
+                remedy="end it with a crop or a resize to this size, or build without size",
+            )
+        if not is_bytes and not self._dtype.is_floating_point:
+            raise SettingError(
+                f"dtype is 'uint8', and {name} of per_picture returned {pictures.dtype}",
+                remedy="build with dtype='float32', or let it return uint8",
+            )
+        if is_bytes and self._mean_and_std is not None and channels != self._data.channels:
+            raise SettingError(
+                f"normalize is for the {self._data.channels} channels of {self._data.path}, and {name} of "
+                f"per_picture returned {channels}",
+                remedy="let it return floats, which are not normalised again, or build with dtype='uint8'",
+            )
 
     def _take_floats(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return float32 memory for as many pictures of the same shape, reused once no tensor shows it."""

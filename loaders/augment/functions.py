@@ -150,8 +150,9 @@ PictureFunction: TypeAlias = Callable[..., Any]
 def per_picture(transform: PictureFunction) -> "PerPicture":
     """Return `transform` as a value of `augment`: it is applied to each stored picture, where it is read.
 
-    The loader then neither crops nor mirrors: all pictures that the transform returns must have one size.
-    Several threads call it at once, so it must not write to attributes of its own.
+    The loader then neither crops nor mirrors: all pictures of a batch must come from the transform in one
+    size, that of `loaders.build` if it is given one. Several threads may call the transform at once, so it
+    must not write to attributes of its own.
 
     What it gets:
 
@@ -163,15 +164,16 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
         torch, so torchvision   functions that draw on the CPU and are given no generator; not those of a
                                 scripted module, of `torch.nn.functional`, nor `torch.randint_like`
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
+        random, numpy.random    in worker processes, which are seeded for each picture; not in threads, see
+                                `Reading.engine`: nobody can set these generators for a thread alone
 
-    The generators of the program itself are left as they are. Nothing of this holds for Python's `random` and
-    the global state of NumPy, which no library can set for a thread alone: torchvision's v1 `RandomOrder` and
-    `RandomChoice` draw with `random`, those of v2 with torch. Nor does it hold for Albumentations within
-    a function of your own.
+    The generators of the program itself are left as they are. Albumentations within a function of your own
+    draws by its own state, which nobody sets.
 
     Args:
         transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,
-            channels]; uint8, 0-255, or float16, float32 or float64, which are served as they are.
+            channels]; uint8, 0-255, or float16, float32 or float64, which are not normalised again, and are
+            served in the loader's `dtype`.
 
     Raises:
         SettingError: it is not a function of one picture, or of an older Albumentations.
@@ -203,9 +205,14 @@ class PerPicture:
                 remedy="pip install 'albumentations>=1.4.24'",
             )
         self._local = threading.local()  # of each thread: its generator, and its copy of the transform
+        self._owns_process = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerPicture, (self._transform,)
+
+    def own_process(self) -> None:
+        """Seed the generators of the whole process, too, for each picture: one thread alone reads in it."""
+        self._owns_process = True
 
     def check_pickles(self, method: str) -> None:
         """Raise SettingError if the transform cannot be sent to a process that `method` starts.
@@ -266,6 +273,9 @@ class PerPicture:
         if mode is None:
             mode = self._local.mode = _SeededDraws()
         mode.generator.manual_seed(picture_seed)
+        if self._owns_process:
+            random.seed(picture_seed)
+            np.random.seed(picture_seed % 2**32)
         with mode:
             if self._is_albumentations:
                 transform = self._seeded_copy(picture_seed)

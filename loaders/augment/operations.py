@@ -2,7 +2,8 @@
 
 An operation has up to four values:
 
-    SHEAR_X, SHEAR_Y          shift in pixels for each pixel of distance from the top, or from the left
+    SHEAR_X, SHEAR_Y          shift in pixels for each pixel of distance from the top, or from the left; to
+                              the left, or up, where it is positive
     TRANSLATE_X, TRANSLATE_Y  pixels to the right, or down
     ROTATE                    degrees, counter-clockwise, about the centre
     BRIGHTNESS, CONTRAST, SATURATION, SHARPNESS

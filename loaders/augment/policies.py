@@ -17,6 +17,7 @@ from precache.errors import SettingError, check_range, check_share, is_number
 from precache.pictures.images import MAX_SIZE, Size, check_size, sides
 
 _MAX_VIEWS = 64
+_MAX_ALPHA = 1000  # of MixUp and CutMix: nearly all draws are one half, and NumPy's fail far above
 _JITTERED = {
     "brightness": Operation.BRIGHTNESS,
     "contrast": Operation.CONTRAST,
@@ -90,10 +91,14 @@ class RandomAugmentation:
                 raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {high}, got {pair!r}")
         for name in ("flip", "jitter", "grey", "blur", "solarize", "erase"):
             check_share(name, getattr(self, name))
-        for name in ("brightness", "contrast", "saturation", "mixup", "cutmix"):
+        for name in ("brightness", "contrast", "saturation"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value < math.inf):
                 raise SettingError(f"{name} must be a number of at least 0, got {value!r}")
+        for name in ("mixup", "cutmix"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 <= value <= _MAX_ALPHA):
+                raise SettingError(f"{name} must be a number from 0 to {_MAX_ALPHA:,}, got {value!r}")
         if not (is_number(self.hue) and 0 <= self.hue <= 0.5):
             raise SettingError(f"hue must be from 0 to 0.5, got {self.hue!r}")
         if self.policy is not None and self.policy not in ("trivial", "three"):

@@ -90,7 +90,7 @@ class ProcessesReader:
         )
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per request."""
+        """Yield one decoded batch per request; once a worker has died, the next call starts all anew."""
         self._sampler.requests = requests
         try:
             for answer in self._start():
@@ -99,6 +99,7 @@ class ProcessesReader:
                 yield self._copy_images(answer)
         except RuntimeError as error:
             if (death := dead_worker_error(error)) is not None:
+                self.close()
                 raise death from error
             raise
 

@@ -33,6 +33,8 @@ class WorkerReader:
 
     def __init__(self, open_reader: OpenReader, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self._requests: deque[Request] = deque()
+        if crops.per_picture is not None:
+            crops.per_picture.own_process()
         reader = open_reader(spec, data, crops)
         self._batches: Iterator[DecodedBatch] = iter(reader.read(iter(self._requests.popleft, None)))
 

@@ -90,6 +90,8 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
         worker.kill()
         with pytest.raises(WorkerError, check=lambda error: "workers" in error.remedy):
             list(iterator)
+        loader.set_epoch(0)
+        assert sorted(ids_of(loader)) == [*range(IMAGES)], "by new workers"
 
 
 @pytest.mark.parametrize("limit", ["threads", "processes"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -82,19 +83,17 @@ def serve_the_rest(path: Path, batches: int, **settings: Any) -> Pictures:
         return by_id(loader)
 
 
-def check_all_ways_serve_the_same(path: Path, augment: Any, serial_workers: int = 1) -> Pictures:
+def check_all_ways_serve_the_same(path: Path, serial_workers: int = 1, **settings: Any) -> Pictures:
     """Check that engines, workers, batches, ranks and resuming change no picture, and return epoch 1."""
-    due = serve(path, augment=augment, workers=serial_workers)
+    settings = {"size": SIZE, **settings}
+    due = serve(path, workers=serial_workers, **settings)
     images = len(due)
     ways = [
-        serve(path, augment=augment, workers=2, batch_size=7, shuffle=False),
-        serve(path, augment=augment, batch_size=9, **PROCESSES),
-        *(
-            serve(path, augment=augment, world_size=3, rank=rank, last="pad", batch_size=5)
-            for rank in range(3)
-        ),
-        serve_the_rest(path, 1, augment=augment, size=SIZE, batch_size=9, **PROCESSES),
-        serve_the_rest(path, 1, augment=augment, size=SIZE, batch_size=16, engine="local", workers=2),
+        serve(path, workers=2, batch_size=7, shuffle=False, **settings),
+        serve(path, batch_size=9, **PROCESSES, **settings),
+        *(serve(path, world_size=3, rank=rank, last="pad", batch_size=5, **settings) for rank in range(3)),
+        serve_the_rest(path, 1, batch_size=9, **PROCESSES, **settings),
+        serve_the_rest(path, 1, batch_size=16, engine="local", workers=2, **settings),
     ]
     for served in ways:
         wrong = [number for number, views in served.items() if not are_equal(views, due[number])]
@@ -102,7 +101,7 @@ def check_all_ways_serve_the_same(path: Path, augment: Any, serial_workers: int 
     assert [len(served) for served in ways[:2]] == [images, images]
     assert {number for served in ways[2:5] for number in served} == {*due}
     assert 0 < len(ways[5]) < images
-    for other in (serve(path, epoch=2, augment=augment), serve(path, augment=augment, seed=1)):
+    for other in (serve(path, epoch=2, **settings), serve(path, seed=1, **settings)):
         alike = [number for number, views in other.items() if are_equal(views, due[number])]
         assert len(alike) <= images // 4, "another epoch or seed draws anew"
     return due
@@ -110,7 +109,7 @@ def check_all_ways_serve_the_same(path: Path, augment: Any, serial_workers: int 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_draws_by_seed_epoch_and_id_alone(name: str, converted: dict[str, Path]) -> None:
-    check_all_ways_serve_the_same(converted["shards"], small_recipe(name))
+    check_all_ways_serve_the_same(converted["shards"], augment=small_recipe(name))
 
 
 @pytest.mark.parametrize("kind", ["raw", "keep-webdataset"])
@@ -118,7 +117,7 @@ def test_pictures_of_any_size_draw_by_seed_epoch_and_id_alone(
     kind: str, other: dict[str, Path], shaped: dict[str, Path]
 ) -> None:
     due = check_all_ways_serve_the_same(
-        {**other, **shaped}[kind], small_recipe("dino"), serial_workers=int(kind != "raw")
+        {**other, **shaped}[kind], serial_workers=int(kind != "raw"), augment=small_recipe("dino")
     )
     assert len(due) == (OTHER_IMAGES if kind == "raw" else IMAGES)
 
@@ -291,6 +290,19 @@ def test_a_view_without_a_size_has_that_of_the_loader(converted: dict[str, Path]
         assert [view.shape[2] for view in next(iter(loader)).views] == [SMALL_SIZE, 20]
 
 
+def test_a_size_that_no_view_takes_is_refused(converted: dict[str, Path]) -> None:
+    augment = loaders.RandomAugmentation(size=SMALL_SIZE, views=2)
+    with pytest.raises(SettingError, match="size 24 is for views without a size"):
+        build_loader(converted["shards"], size=SIZE, augment=augment)
+    with build_loader(converted["shards"], augment=augment, workers=1) as loader:
+        due = by_id(loader)
+        with pytest.raises(SettingError, match="size 24"):
+            loader.set_size(SIZE)
+        loader.set_epoch(0)
+        served = by_id(loader)
+    assert all(are_equal(views, due[number]) for number, views in served.items()), "nothing has changed"
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_grey_pictures_are_warned_about_by_name(name: str, shaped: dict[str, Path]) -> None:
     settings = small_recipe(name)
@@ -323,8 +335,9 @@ def test_a_transform_draws_by_seed_epoch_and_id_alone(
 ) -> None:
     path = {**converted, **shaped, "raw": other["raw"]}[kind]
     augment = loaders.per_picture(transform)
-    due = check_all_ways_serve_the_same(path, augment, serial_workers=int(kind != "raw"))
     is_float = transform is float_transform
+    settings = {"size": (12, 10), "dtype": "float32"} if is_float else {}
+    due = check_all_ways_serve_the_same(path, int(kind != "raw"), augment=augment, **settings)
     assert {(*views[0].shape, views[0].dtype) for views in due.values()} == (
         {(1, 12, 10, torch.float32)} if is_float else {(3, SIZE, SIZE, torch.uint8)}
     )
@@ -335,10 +348,33 @@ def test_a_transform_draws_by_seed_epoch_and_id_alone(
     images = torch.stack([due[i][0] for i in batch.ids.tolist()])
     assert batch.images.dtype == torch.float32
     if is_float:
-        assert torch.equal(batch.images, images), "floats are served as they are"
+        assert torch.equal(batch.images, images), "floats are not normalised"
     else:
         mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
         assert torch.allclose(batch.images, (images / 255 - mean) / std, atol=1e-5)
+
+
+def draw_by_other_libraries(image: Image.Image) -> torch.Tensor:
+    return torch.full((3, 2, 2), random.random() + np.random.rand(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["raw", "shards"])
+def test_in_processes_all_random_numbers_are_seeded(
+    kind: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    path = {**converted, "raw": raw_tree}[kind]
+    settings = {"augment": loaders.per_picture(draw_by_other_libraries), "dtype": "float16", "size": 2}
+    state = random.getstate(), repr(np.random.get_state())
+    due = serve(path, **settings, **PROCESSES)
+    assert {views[0].dtype for views in due.values()} == {torch.float16}
+    assert len({float(views[0].max()) for views in due.values()}) > IMAGES / 2
+    for served in (
+        serve(path, **settings, engine="processes", batch_size=7, shuffle=False),
+        serve_the_rest(path, 1, **settings, **PROCESSES, batch_size=9),
+    ):
+        assert served
+        assert all(are_equal(views, due[number]) for number, views in served.items())
+    assert (random.getstate(), repr(np.random.get_state())) == state
 
 
 @pytest.mark.parametrize("backend", ["dali", "synthetic"])
@@ -398,20 +434,29 @@ def grow(image: Image.Image) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("transform", "match"),
     [
+        (lambda image: torch.zeros(3, 4, 8), "size is 8, and .*lambda.* pictures of 4x8"),
         (grow, r"one shape and dtype, got .*\[3, 8, 8\] and .*\[3, 8, 9\]"),
-        (lambda image: image.convert("L"), "3 channels .* returned 1"),
+        (lambda image: image.convert("L").resize((8, 8)), "3 channels .* returned 1"),
         (lambda image: torch.zeros(3, 8, 8, dtype=torch.bfloat16), "got bfloat16"),
     ],
-    ids=["shapes", "channels", "dtype"],
+    ids=["size", "shapes", "channels", "dtype"],
 )
 def test_what_a_transform_must_not_return_is_refused(
     transform: Any, match: str, engine: str, converted: dict[str, Path]
 ) -> None:
     augment = loaders.per_picture(transform)
-    settings: dict[str, Any] = {"dtype": "float32", "workers": 1, "engine": engine}
+    settings: dict[str, Any] = {"dtype": "float32", "workers": 1, "engine": engine, "size": 8}
     with (
         build_loader(converted["shards"], augment=augment, **settings) as loader,
         pytest.raises(SettingError, match=match),
+    ):
+        list(loader)
+
+
+def test_floats_of_a_transform_are_not_served_as_uint8(converted: dict[str, Path]) -> None:
+    with (
+        build_loader(converted["shards"], augment=loaders.per_picture(float_transform)) as loader,
+        pytest.raises(SettingError, match=r"dtype is 'uint8', and float_transform .* torch\.float32"),
     ):
         list(loader)
 

@@ -18,7 +18,7 @@ AMP = ("auto", *DTYPES)
 AMP_HELP = "Precision of a model: bf16, fp16, off, or auto: bf16 where a GPU has it, else fp16; off on a CPU."
 WARMUP = {"cpu": 4, "cuda": 20}
 WARMUP_HELP = f"Batches before the timed ones.  [default: {WARMUP['cpu']}; on a GPU {WARMUP['cuda']}]"
-_PACKAGES = ("torch", "torchvision", "numpy", *DALI)
+_PACKAGES = ("torch", "torchvision", "numpy", "timm", *DALI)
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
@@ -31,7 +31,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         **(_gpu_versions() if device.type == "cuda" else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
+        **{name: metadata.version(name) for name in _PACKAGES if is_installed(name)},
         **decoder_versions(),
     }
 
@@ -63,7 +63,8 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package is installed, by its name on PyPI."""
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -8,7 +8,9 @@ from statistics import mean
 from typing import Any, get_args
 
 import click
+import cv2
 import pytest
+import torch
 from click.testing import CliRunner
 
 from bench.lab import (
@@ -17,16 +19,19 @@ from bench.lab import (
     libraries,
     listing,
     object_storage,
+    operations,
     peers,
     recipes,
     stored_sizes,
     watch,
 )
+from bench.machine.hardware import is_installed
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from loaders.settings import AugmentName
 from precache import Recipe, convert
 from precache.errors import DatasetError
+from precache.packages import DALI
 from precache.pictures import images
 from tests.bench.settings import quick
 from tests.command import ROOT
@@ -156,7 +161,7 @@ def test_launching_compares_threads_and_processes_with_a_step_alone(
         assert float(times) > 0
 
 
-def test_recipes_compares_build_with_torchvision_by_recipe(
+def test_recipes_compares_loaders_by_recipe(
     raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipes, "run_in_process", run_here)
@@ -164,14 +169,28 @@ def test_recipes_compares_build_with_torchvision_by_recipe(
     options = ("--repeats", 1, "--seconds", 0.1, "--batch-size", 4, "--workers", 0)
     cells = print_table(recipes.command, raw_tree, converted["shards"], *options)
     assert list(cells) == [name for name in get_args(AugmentName) if name not in ("crop", "eval")]
-    for torchvision_per_s, build_per_s, times in cells.values():
+    due = {*cells} if any(map(is_installed, DALI)) else set()
+    assert {recipe for recipe, rates in cells.items() if rates[2] != "-"} == due
+    due = {"train", "timm-a1", "timm-a2", "timm-a3", "deit3"} if is_installed("timm") else set()
+    assert {recipe for recipe, rates in cells.items() if rates[1] != "-"} == due
+    for torchvision_per_s, _, _, build_per_s, times in cells.values():
         ratio = float(build_per_s.replace(",", "")) / float(torchvision_per_s.replace(",", ""))
         assert float(times) == pytest.approx(ratio, rel=0.1, abs=0.1)
 
 
+def test_operations_times_each_operation(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((torch, "set_num_threads"), (cv2, "setNumThreads")):
+        monkeypatch.setattr(module, name, lambda threads: None)
+    cells = print_table(operations.command, converted["shards"], "--repeats", 2)
+    assert len(cells) == 19
+    for here, torchvision in cells.values():
+        assert float(here.split()[0].replace(",", "")) > 0
+        assert torchvision == "-" or float(torchvision.split()[0].replace(",", "")) > 0
+
+
 def test_recipes_refuses_batches_larger_than_an_epoch(raw_tree: Path) -> None:
     with pytest.raises(DatasetError, check=lambda error: "--batch-size" in error.remedy):
-        recipes.measure_torchvision(raw_tree, "train", 0, 0.1, batch_size=10_000)
+        recipes.measure(recipes._TORCHVISION, raw_tree, "train", 0, 10_000, 0.1)
 
 
 def test_stored_sizes_finds_more_distance_in_smaller_pictures(raw_tree: Path, tmp_path: Path) -> None:

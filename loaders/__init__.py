@@ -16,7 +16,7 @@ from precache.packages import check_package
 
 if TYPE_CHECKING:
     from loaders.augment.functions import per_picture
-    from loaders.augment.policies import RandomAugmentation
+    from loaders.augment.policies import AUGMENTATIONS, RandomAugmentation
     from loaders.batch import Batch
     from loaders.building import build
     from loaders.image_dataset import ImageDataset
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loaders.settings import Ranks, Reading, Sampling, Serving
 
 __all__ = [
+    "AUGMENTATIONS",
     "Batch",
     "ImageDataset",
     "Loader",
@@ -36,6 +37,7 @@ __all__ = [
     "per_picture",
 ]
 _MODULES = {
+    "AUGMENTATIONS": "augment.policies",
     "Batch": "batch",
     "ImageDataset": "image_dataset",
     "Loader": "loader",

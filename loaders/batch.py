@@ -38,7 +38,8 @@ class Batch(list[torch.Tensor]):
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             normalised floats, or integers, as `dtype` of `loaders.build` says. In this memory
-            `images.reshape(n, -1)` and `images.flatten(1)` make rows; `images.view(n, -1)` raises.
+            `images.reshape(n, -1)` and `images.flatten(1)` make rows; `images.view(n, -1)` raises. With
+            several views a list of them, as torch's DataLoader makes of a transform that returns several.
         labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`. With
             MixUp or CutMix float32 [n, classes], the weight of each class.
         ids: int64 [n], on the CPU: each sample's name for good, which every format keeps.
@@ -46,14 +47,14 @@ class Batch(list[torch.Tensor]):
             see `last` of `loaders.Sampling`.
         fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
         views: tuple of as many batches of images as `loaders.RandomAugmentation` says, each drawn anew from
-            the same pictures; the first is `images`. Their sizes may differ.
+            the same pictures; a single one is `images`. Their sizes may differ.
         partners: int64 [n], on the CPU: slot of the picture that each one was mixed with, by MixUp or CutMix;
             None if pictures are as they were drawn.
     """
 
     # The loader uses the last two until it serves the batch: `ready` is an event behind the work on it, if
     # that may still be going on, and `refused` is that of `DecodedBatch`.
-    __slots__ = ("_ids", "_other_views", "_padding", "fields", "partners", "ready", "refused")
+    __slots__ = ("_ids", "_padding", "fields", "partners", "ready", "refused")
 
     def __init__(
         self,
@@ -62,22 +63,24 @@ class Batch(list[torch.Tensor]):
         ids: torch.Tensor | None = None,
         padding: torch.Tensor | None = None,
         fields: Mapping[str, Any] | None = None,
-        other_views: Iterable[torch.Tensor] = (),
         partners: torch.Tensor | None = None,
     ) -> None:
-        """Make a batch of images and labels, or of one iterable of both, as frameworks rebuild a list."""
+        """Make a batch of images, or several views, and labels; or of one iterable of both.
+
+        Frameworks rebuild a list of an iterable.
+        """
         parts: list[Any] = list(images) if labels is None else [images, labels]
         if len(parts) != 2 or (labels is None and isinstance(images, torch.Tensor)):
             raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
         super().__init__(parts)
         self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
-        self._other_views, self.partners = tuple(other_views), partners
+        self.partners = partners
         self.ready: torch.cuda.Event | None = None
         self.refused: Mapping[int, ImageError] = {}
 
     @property
     def images(self) -> torch.Tensor:
-        """Images, `batch[0]`; see the class."""
+        """Images, `batch[0]`; a list with several views, see the class."""
         return self[0]
 
     @property
@@ -88,7 +91,7 @@ class Batch(list[torch.Tensor]):
     @property
     def views(self) -> tuple[torch.Tensor, ...]:
         """Batches of images, one per view; see the class."""
-        return (self[0], *self._other_views)
+        return _views(self[0])
 
     @property
     def ids(self) -> torch.Tensor:
@@ -125,15 +128,17 @@ class Batch(list[torch.Tensor]):
 
     def _map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         """Return the batch with `function` applied to its images and labels."""
-        images, labels = function(self[0]), function(self[1])
-        views = map(function, self._other_views)
-        return Batch(images, labels, self._ids, self._padding, self.fields, views, self.partners)
+        views, labels = [*map(function, self.views)], function(self[1])
+        images = views if isinstance(self[0], list) else views[0]
+        return Batch(images, labels, *_other_attributes(self))
 
     def __setitem__(self, index: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first, whose ids do not hold then
-        if index == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
-            self._ids = self._padding = self.partners = None
-            self.fields, self._other_views = {}, ()
+        if index == 0:
+            before, after = self.views[0], _views(part)[0]
+            if after.shape[:1] != before.shape[:1] or after.ndim != before.ndim:
+                self._ids = self._padding = self.partners = None
+                self.fields = {}
         super().__setitem__(index, part)
 
     def __contains__(self, part: object) -> bool:
@@ -152,13 +157,21 @@ class Batch(list[torch.Tensor]):
         return Batch, (*self, *_other_attributes(self))
 
     def __repr__(self) -> str:
-        images, labels = (f"{p.dtype} {[*p.shape]}" if isinstance(p, torch.Tensor) else p for p in self)
-        return f"<loaders.Batch: images {images}, labels {labels}>"
+        images = " and ".join(map(_describe, self.views))
+        return f"<loaders.Batch: images {images}, labels {_describe(self[1])}>"
+
+
+def _views(images: Any) -> tuple[Any, ...]:
+    return tuple(images) if isinstance(images, (list, tuple)) else (images,)
+
+
+def _describe(part: object) -> str:
+    return f"{part.dtype} {[*part.shape]}" if isinstance(part, torch.Tensor) else str(part)
 
 
 def _other_attributes(batch: Batch) -> tuple[Any, ...]:
     """Return the arguments that make a batch anew, behind images and labels."""
-    return batch._ids, batch._padding, batch.fields, batch._other_views, batch.partners
+    return batch._ids, batch._padding, batch.fields, batch.partners
 
 
 def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
@@ -167,7 +180,7 @@ def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
 
 def _unflatten(parts: Iterable[Any], context: tuple[Any, ...]) -> Batch:
     batch = Batch(parts)
-    batch._ids, batch._padding, batch.fields, batch._other_views, batch.partners = context
+    batch._ids, batch._padding, batch.fields, batch.partners = context
     return batch
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.batch import Batch, Request, Step
 from loaders.dataset import RAW, SplitData, picture_remedy, served_size
@@ -198,7 +198,7 @@ class Loader(IterableDataset[Batch]):
             self._check_usable()
             step = self._next.epoch, self._next.served % len(self)
             with self._taking:
-                self._size = as_size(*self._peek(step).images.shape[-2:])
+                self._size = as_size(*self._peek(step).views[0].shape[-2:])
         return served_size(self._data, self.spec.size) if self._size is None else self._size
 
     @property
@@ -372,7 +372,7 @@ class Loader(IterableDataset[Batch]):
             batch = receive(self._peek(step), self._pipeline.lane.device)
             self._peeked = None
             if self._size is None:
-                self._size = as_size(*batch.images.shape[-2:])
+                self._size = as_size(*batch.views[0].shape[-2:])
             # before the batch is returned, so that a state taken in the loop body counts it as served
             self._served = (step[0], step[1] + 1)
             return batch
@@ -467,10 +467,13 @@ class Loader(IterableDataset[Batch]):
         if self._closed:
             raise SettingError(f"the loader of {self._path} is closed", remedy="build another one")
         if os.getpid() != self._process:
+            is_worker = get_worker_info() is not None
             raise SettingError(
                 f"the loader of {self._path} was built in process {self._process}, this is process "
                 f"{os.getpid()}",
-                remedy="build it in the process that uses it",
+                remedy="give the DataLoader num_workers=0, since the loader has workers of its own"
+                if is_worker
+                else "build it in the process that uses it",
             )
 
     def _identity(self) -> dict[str, Any]:

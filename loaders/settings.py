@@ -367,7 +367,8 @@ _TRANSFORM_HINT = (
 )
 BUILD_HINTS = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
-    "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
+    "collate_fn": "leave it out, batches come whole; MixUp and CutMix are "
+    "augment=loaders.RandomAugmentation(mixup=0.2, cutmix=1.0), and augment= takes a function over a batch",
     "download": "let torchvision's dataset download the pictures, and give its folder as path",
     "drop_last": "give sampling=loaders.Sampling(last='drop') for True, leave it out for False",
     "generator": "give seed",

@@ -140,7 +140,7 @@ class Pipeline:
                 if mixing is not None:
                     pictures = mix_images(pictures, mixing)
             served.append(self._finish(pictures))
-        batch = Batch(served[0], labels, ids, padding, fields, served[1:])
+        batch = Batch(served if len(served) > 1 else served[0], labels, ids, padding, fields)
         if self._mixes is not None:  # also where a batch of one picture has no other to mix it with
             batch[1] = mix_labels(labels, mixing, len(self._data.classes))
         if mixing is not None:

@@ -73,11 +73,13 @@ def check_views(build: Build) -> None:
         served = {}
         for single, batch in zip(single_loader, loader, strict=True):
             assert torch.equal(single.ids, batch.ids)
-            assert torch.equal(single.images, batch.images)
-            assert batch.views[0] is batch.images
-            assert len(batch.views) == 3
+            images, _ = batch
+            assert torch.equal(single.images, images[0])
+            assert single.views == (single.images,)
+            assert len(images) == 3
+            assert batch.views == tuple(images)
             for view in batch.views:
-                assert (view.shape, view.dtype) == (batch.images.shape, batch.images.dtype)
+                assert (view.shape, view.dtype) == (single.images.shape, single.images.dtype)
                 assert view.is_contiguous(memory_format=torch.channels_last)
             served.update({int(i): [v[n] for v in batch.views] for n, i in enumerate(batch.ids)})
     alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))

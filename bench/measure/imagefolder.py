@@ -239,8 +239,7 @@ class ImageFolderLoader:
         assert self._loader is not None, "closed"
         try:
             for images, labels, indices in self._loader:
-                views = [view.to(self._device) for view in (images if isinstance(images, list) else [images])]
-                yield Batch(views[0], labels.to(self._device), indices, other_views=views[1:])
+                yield Batch(images, labels, indices).to(self._device)
         except DatasetError as error:
             if error.path is not None:
                 raise

@@ -109,8 +109,9 @@ class EmulatedTrainer:
 
     def step(self, batch: Batch) -> None:
         """Wait until the batch is on the device, launch, then wait for the time of its step."""
-        if batch.images.is_cuda:
-            torch.cuda.current_stream(batch.images.device).synchronize()
+        device = batch.labels.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         start_s = time.perf_counter()
         for _ in range(self.launches):
             self._operand.add_(1)
@@ -151,8 +152,8 @@ class ModelTrainer:
         return trainer
 
     def step(self, batch: Batch) -> None:
-        """Train on `batch`: forward, backward, update."""
-        self.learner.step(batch)
+        """Train on the first view of `batch`: forward, backward, update."""
+        self.learner.step((batch.views[0], batch.labels))
 
 
 def make_trainer(

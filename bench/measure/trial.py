@@ -310,9 +310,10 @@ def _time_batches(
         if starts_epoch:
             ids.append([])
         ids[-1].append(batch.ids)
-        side = "x".join(map(str, batch.images.shape[1:]))
+        view = batch.views[0]
+        side = "x".join(map(str, view.shape[1:]))
         sides.add(side)
-        shapes.add(f"{side} {batch.images.dtype}")
+        shapes.add(f"{side} {view.dtype}")
 
     start_s = time.perf_counter()
     step(*next(batches))

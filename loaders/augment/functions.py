@@ -65,6 +65,12 @@ class CheckedFunction:
                 return
         except TypeError:
             pass
+        if self._name in ("CutMix", "MixUp"):
+            raise SettingError(
+                f"augment takes no {self._name} of other packages",
+                remedy="give augment=loaders.RandomAugmentation(mixup=0.2, cutmix=1.0), which crops and "
+                "mirrors, too; or mix in the training loop",
+            )
         raise SettingError(
             f"augment takes a function (images, ids, epoch) of a whole batch, uint8 [n, height, width, "
             f"channels], that returns as many; {self._name} takes {signature}",
@@ -164,11 +170,11 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
         torch, so torchvision   functions that draw on the CPU and are given no generator; not those of a
                                 scripted module, of `torch.nn.functional`, nor `torch.randint_like`
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
-        random, numpy.random    in worker processes, which are seeded for each picture; not in threads, see
-                                `Reading.engine`: nobody can set these generators for a thread alone
+        random, numpy.random    functions of the modules, `random.random()`, in worker processes, which are
+                                seeded for each picture; not in threads, see `Reading.engine`: nobody can set
+                                these generators for a thread alone
 
-    The generators of the program itself are left as they are. Albumentations within a function of your own
-    draws by its own state, which nobody sets.
+    Generators that a function of your own makes or keeps are its own, and so is Albumentations within it.
 
     Args:
         transform: returns a tensor [channels, height, width], a PIL image, or an array [height, width,
@@ -328,7 +334,7 @@ class PerPicture:
             got = f"a PIL image of mode {returned.mode}"
         remedy = ""
         if isinstance(returned, (tuple, list, dict)):
-            remedy = "return the picture alone; several views: loaders.RandomAugmentation(views=...)"
+            remedy = "return the picture alone, or several views as one tensor, by torch.cat"
         raise SettingError(
             f"per_picture: {self.name} must return a tensor [channels, height, width], a PIL image or an "
             f"array [height, width, channels], uint8, float16, float32 or float64; got {got}",
@@ -401,6 +407,11 @@ def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | 
     if augment is None or isinstance(augment, (RandomAugmentation, PerPicture)):
         return augment
     if isinstance(augment, str):
+        if augment in ("three", "trivial") or augment.startswith("rand-"):
+            raise SettingError(
+                f"augment {augment!r} is a policy",
+                remedy=f"give augment=loaders.RandomAugmentation(policy={augment!r})",
+            )
         check_choice("augment", augment, AUGMENTATIONS)
         return AUGMENTATIONS[augment]
     if callable(augment):

@@ -54,7 +54,7 @@ class RandomAugmentation:
         blur: probability of a Gaussian blur, whose sigma is drawn from 0.1 to 2 pixels.
         solarize: probability that all values of at least 128 are inverted.
         erase: probability that a rectangle is erased, of 2 to 33% of the picture, as by torchvision's
-            `RandomErasing`.
+            `RandomErasing`; to ImageNet's mean colour, (124, 116, 104).
         mixup: alpha of the Beta distribution by which MixUp blends pictures of a batch; 0: no MixUp.
         cutmix: alpha of the Beta distribution by which CutMix puts a part of a picture into another; 0: no
             CutMix.
@@ -91,16 +91,11 @@ class RandomAugmentation:
                 raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {high}, got {pair!r}")
         for name in ("flip", "jitter", "grey", "blur", "solarize", "erase"):
             check_share(name, getattr(self, name))
-        for name in ("brightness", "contrast", "saturation"):
-            value = getattr(self, name)
-            if not (is_number(value) and 0 <= value < math.inf):
-                raise SettingError(f"{name} must be a number of at least 0, got {value!r}")
+        self._check_jitter()
         for name in ("mixup", "cutmix"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value <= _MAX_ALPHA):
                 raise SettingError(f"{name} must be a number from 0 to {_MAX_ALPHA:,}, got {value!r}")
-        if not (is_number(self.hue) and 0 <= self.hue <= 0.5):
-            raise SettingError(f"hue must be from 0 to 0.5, got {self.hue!r}")
         if self.policy is not None and self.policy not in ("trivial", "three"):
             parse_rand_augment(self.policy)
         if self.size is not None:
@@ -111,6 +106,19 @@ class RandomAugmentation:
         else:
             views = check_range("views", self.views, 1, _MAX_VIEWS)  # type: ignore[arg-type]  # it checks
             object.__setattr__(self, "views", views)
+
+    def _check_jitter(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 <= value < math.inf):
+                raise SettingError(f"{name} must be a number of at least 0, got {value!r}")
+        if not (is_number(self.hue) and 0 <= self.hue <= 0.5):
+            raise SettingError(f"hue must be from 0 to 0.5, got {self.hue!r}")
+        if 0 < self.jitter < 1 and not self.jitters:
+            raise SettingError(
+                f"jitter {self.jitter} is the probability that colours change, and nothing says by how much",
+                remedy="give brightness, contrast, saturation or hue",
+            )
 
     def _check_settings_of_views(self, views: "Sequence[RandomAugmentation]") -> None:
         check_range("number of views", len(views), 1, _MAX_VIEWS)
@@ -165,8 +173,11 @@ class RandomAugmentation:
 
     @property
     def needs_colour(self) -> tuple[str, ...]:
-        """Names of the settings that do nothing on grey pictures: of saturation, hue and grey."""
-        names = []
+        """Names of what does nothing on grey pictures: saturation, hue and grey, also those of a policy."""
+        policies = {view.policy for view in self._distinct_views if view.policy is not None}
+        names = [
+            f"{'grey' if name == 'three' else 'saturation'} of policy {name!r}" for name in sorted(policies)
+        ]
         for name in ("saturation", "hue", "grey"):
             if any(getattr(view, name) > 0 for view in self._distinct_views):
                 names.append(name)
@@ -227,7 +238,10 @@ def parse_rand_augment(policy: str) -> RandAugment:
         raise SettingError(f"policy {policy!r}: mmax is from 10 to {_MAX_MAGNITUDE}")
     magnitude = int(numbers.get("m", 10))
     if magnitude > max_magnitude:
-        raise SettingError(f"policy {policy!r}: magnitudes are 0 to {max_magnitude}")
+        raise SettingError(
+            f"policy {policy!r}: magnitudes are 0 to {max_magnitude}",
+            remedy=f"timm takes larger ones as {max_magnitude}; 'mmax{_MAX_MAGNITUDE}' beside it allows them",
+        )
     steps = int(numbers.get("n", 2))
     if not 1 <= steps <= _MAX_STEPS:
         raise SettingError(f"policy {policy!r}: n is from 1 to {_MAX_STEPS} operations")
@@ -261,8 +275,8 @@ AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
     # references/classification of torchvision, as the blog "How to Train State-Of-The-Art Models Using
     # TorchVision's Latest Primitives" calls it (weights IMAGENET1K_V2): --auto-augment ta_wide
     # --random-erase 0.1 --mixup-alpha 0.2 --cutmix-alpha 1.0. Not done here: --train-crop-size 176, which is
-    # `size` of `loaders.build`; --label-smoothing 0.1; --ra-sampler with --ra-reps 4. It erases after
-    # normalising, to the mean colour.
+    # `size` of `loaders.build`; --label-smoothing 0.1; --ra-sampler with --ra-reps 4. The references erase
+    # after normalising, to 0, which is ImageNet's mean colour.
     "torchvision": RandomAugmentation(policy="trivial", erase=0.1, mixup=0.2, cutmix=1.0),
     # "ResNet strikes back", https://arxiv.org/abs/2110.00476, table 2, procedures A1 to A3. RandAugment has
     # magnitude 7 or 6, deviation 0.5, and timm's increasing operations. Not done here: label smoothing 0.1 of
@@ -294,7 +308,7 @@ AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
         )
     ),
 }
-"""Settings of each named augmentation; None: the middle of each picture."""
+"""Settings of each named augmentation, for `dataclasses.replace`; None: the middle of each picture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,20 @@ def test_a_transform_of_one_picture_is_refused_at_once(function: Any, converted:
     assert "augment=loaders.per_picture(transform)" in str(caught.value.remedy)
 
 
+@pytest.mark.parametrize(
+    ("augment", "remedy"),
+    [
+        (v2.CutMix(num_classes=3), r"RandomAugmentation\(mixup=0.2, cutmix=1.0\)"),
+        ("rand-m7", r"RandomAugmentation\(policy='rand-m7'\)"),
+        ("dinov2", "did you mean 'dino'"),
+        (3, "names: crop, eval"),
+    ],
+)
+def test_what_is_no_augmentation_is_refused_with_one(augment: Any, remedy: str, raw_tree: Path) -> None:
+    with pytest.raises(SettingError, match=remedy):
+        build_loader(raw_tree, augment=augment)
+
+
 class _Doubled(torch.nn.Module):
     def forward(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         return images * 2

@@ -373,6 +373,7 @@ def test_rand_augment_is_parsed() -> None:
         ({"policy": 3}, "unknown policy 3"),
         ({"policy": ["trivial"]}, r"unknown policy \['trivial'\]"),
         ({"jitter": 1.1}, "jitter must be a share from 0 to 1, got 1.1"),
+        ({"jitter": 0.4}, "jitter 0.4 is the probability .* by how much; give brightness"),
         ({"grey": -1}, "grey must be a share"),
         ({"blur": "often"}, "blur must be a share"),
         ({"solarize": 2}, "solarize must be a share"),
@@ -408,7 +409,9 @@ def test_properties_name_what_a_recipe_needs() -> None:
     assert dino is not None
     assert simclr is not None
     assert dino.needs_colour == simclr.needs_colour == ("saturation", "hue", "grey")
-    assert RandomAugmentation(policy="trivial", brightness=0.1).needs_colour == ()
+    assert RandomAugmentation(brightness=0.1, solarize=0.5).needs_colour == ()
+    three = RandomAugmentation(policy="three", saturation=0.1)
+    assert three.needs_colour == ("grey of policy 'three'", "saturation")
     assert [view.size for view in dino.view_settings] == [None] * 2 + [96] * 8
     assert [view.views for view in simclr.view_settings] == [1, 1]
     assert hash(RandomAugmentation(views=[RandomAugmentation(size=[8, 8])])) is not None

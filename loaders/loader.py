@@ -29,6 +29,7 @@ from precache.errors import ImageError, SettingError, WorkerError, check_range, 
 from precache.pictures.images import Size, as_size
 
 _AHEAD_BATCHES = 3
+_MAX_EPOCH = 2**32
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ class Loader(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state is in the middle of that epoch."""
-        epoch = check_range("epoch", epoch, 0)
+        epoch = check_range("epoch", epoch, 0, _MAX_EPOCH)
         if self._next.set_by != "state" or self._next.epoch != epoch:
             self._next = _Start(epoch, set_by="set_epoch")
 
@@ -309,7 +310,7 @@ class Loader(IterableDataset[Batch]):
                     remedy="build it with the same data and settings",
                 )
         try:
-            epoch = check_range("epoch", state.get("epoch"), 0)  # type: ignore[arg-type]  # None raises
+            epoch = check_range("epoch", state.get("epoch"), 0, _MAX_EPOCH)  # type: ignore[arg-type]  # None raises
             served = check_range("served_batches", state.get("served_batches"), 0, len(self))  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{error} in this state", remedy="take one with state_dict()") from None

@@ -125,7 +125,7 @@ class Pipeline:
         padding = None
         if request.padding:
             padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
-        served, mixing = [], None
+        served, mixings = [], []
         for number in range(self._views):
             pictures = views[number if len(views) > 1 else 0]
             if isinstance(self._late, CheckedFunction):
@@ -139,23 +139,25 @@ class Pipeline:
                 mixing = draw_mixing(*alphas, self._seed, request.epoch, ids.numpy(), shape)
                 if mixing is not None:
                     pictures = mix_images(pictures, mixing)
+                    mixings.append(mixing)
             served.append(self._finish(pictures))
         batch = Batch(served if len(served) > 1 else served[0], labels, ids, padding, fields)
+        # in views of other sizes, a box of CutMix has whole pixels of another share
+        first = mixings[0] if mixings else None
         if self._mixes is not None:  # also where a batch of one picture has no other to mix it with
-            batch[1] = mix_labels(labels, mixing, len(self._data.classes))
-        if mixing is not None:
-            batch.partners = torch.from_numpy(mixing.partners)
+            batch[1] = mix_labels(labels, first, len(self._data.classes))
+        if first is not None:
+            batch.partners = torch.from_numpy(first.partners)
         batch.ready = self.lane.mark()
         return batch
 
     def _finish(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return NHWC pictures as NCHW in the loader's dtype, normalised where that is one of floats."""
-        if self._per_picture is not None:  # its pictures are NCHW
+        pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+        if self._per_picture is not None:
             self._check_made(pictures, self._per_picture.name)
             if pictures.dtype != torch.uint8:
                 return pictures.to(self._dtype)
-        else:
-            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
         if self._mean_and_std is None:
             return pictures
         out = self._take_floats(pictures) if pictures.device.type == "cpu" else None
@@ -171,7 +173,7 @@ class Pipeline:
         if self._made_size is not None and sides(self._made_size) != (height, width):
             raise SettingError(
                 f"size is {self._made_size}, and {name} of per_picture returned pictures of {height}x{width}",
-                remedy="end it with a crop or a resize to this size, or build without size",
+                remedy="end it with a crop or a resize to this size, or leave out size and set_size",
             )
         if not is_bytes and not self._dtype.is_floating_point:
             raise SettingError(

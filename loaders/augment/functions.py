@@ -7,7 +7,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -167,12 +168,13 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
     What it draws depends on the loader's seed, epoch and sample alone, in any thread or process, for
 
-        torch, so torchvision   functions that draw on the CPU and are given no generator; not those of a
-                                scripted module, of `torch.nn.functional`, nor `torch.randint_like`
+        torch, so torchvision   in worker processes all that draws on the CPU; in threads, see
+                                `Reading.engine`, functions that can be given a generator, and are given none,
+                                but `torch.randint_like`; no scripted module
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
-        random, numpy.random    functions of the modules, `random.random()`, in worker processes, which are
-                                seeded for each picture; not in threads, see `Reading.engine`: nobody can set
-                                these generators for a thread alone
+        random, numpy.random    functions of the modules, `random.random()`, in worker processes; not in
+                                threads, for which alone nobody can set these generators. torchvision's v1
+                                `RandomOrder` and `RandomChoice` draw with `random`
 
     Generators that a function of your own makes or keeps are its own, and so is Albumentations within it.
 
@@ -226,13 +228,13 @@ class PerPicture:
         Args:
             method: start method of multiprocessing, other than fork.
         """
-        reason = ""
+        reason, sent = "", b""
         try:
-            pickle.dumps(self._transform)
+            sent = pickle.dumps(self._transform)
         except Exception as error:  # of any type: it comes from the transform's own code, too
             reason = f"{type(error).__name__}: {error}"
-        main = sys.modules["__main__"]
-        if getattr(self._transform, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        if b"__main__" in sent and not (script and Path(script).is_file()):
             reason = "it is defined in no file"
         if reason:
             raise SettingError(
@@ -280,6 +282,7 @@ class PerPicture:
             mode = self._local.mode = _SeededDraws()
         mode.generator.manual_seed(picture_seed)
         if self._owns_process:
+            torch.default_generator.manual_seed(picture_seed)
             random.seed(picture_seed)
             np.random.seed(picture_seed % 2**32)
         with mode:
@@ -290,7 +293,7 @@ class PerPicture:
             return self._as_tensor(self._transform(image))
 
     def stack(self, pictures: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the pictures that the transform made of a batch, [n, channels, height, width].
+        """Return the pictures that the transform made of a batch, [n, height, width, channels].
 
         Raises:
             SettingError: their shapes or dtypes differ.
@@ -302,7 +305,9 @@ class PerPicture:
                 f"per_picture: {self.name} must return pictures of one shape and dtype, got {shapes}",
                 remedy="end it with a crop or a resize to one size",
             )
-        return torch.stack([*pictures]) if pictures else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+        if not pictures:
+            return torch.empty(0, 0, 0, 3, dtype=torch.uint8)
+        return torch.stack([picture.permute(1, 2, 0) for picture in pictures])
 
     def _seeded_copy(self, picture_seed: int) -> Any:
         """Return this thread's copy of the Albumentations transform, whose draws begin anew."""
@@ -324,20 +329,29 @@ class PerPicture:
             picture = picture[..., None]
         if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.dtype.kind in "uf":
             picture = torch.from_numpy(np.require(picture, requirements=("C", "W"))).permute(2, 0, 1)
-        if isinstance(picture, torch.Tensor) and picture.ndim == 3 and picture.dtype in _DTYPES:
-            # no subclass, as torchvision's `tv_tensors.Image` is
-            return picture.detach().as_subclass(torch.Tensor)
+            if picture.shape[1] in (1, 3) and picture.shape[0] > 4:
+                self._refuse(returned, "return torch.from_numpy of an array [channels, height, width]")
+        is_tensor = isinstance(picture, torch.Tensor) and picture.device.type == "cpu"
+        if not (is_tensor and picture.ndim == 3 and picture.dtype in _DTYPES and picture.numel()):
+            self._refuse(returned)
+        # no subclass, as torchvision's `tv_tensors.Image` is
+        tensor: torch.Tensor = picture.detach().as_subclass(torch.Tensor)
+        return tensor
+
+    def _refuse(self, returned: object, remedy: str = "") -> NoReturn:
+        """Raise SettingError for what the transform returned."""
         got = type(returned).__name__
         if isinstance(returned, (torch.Tensor, np.ndarray)):
             got = f"{str(returned.dtype).removeprefix('torch.')} {[*returned.shape]}"
-        elif isinstance(returned, Image.Image):
+        if isinstance(returned, torch.Tensor) and returned.device.type != "cpu":
+            got = f"{got} on {returned.device}"
+        if isinstance(returned, Image.Image):
             got = f"a PIL image of mode {returned.mode}"
-        remedy = ""
         if isinstance(returned, (tuple, list, dict)):
             remedy = "return the picture alone, or several views as one tensor, by torch.cat"
         raise SettingError(
-            f"per_picture: {self.name} must return a tensor [channels, height, width], a PIL image or an "
-            f"array [height, width, channels], uint8, float16, float32 or float64; got {got}",
+            f"per_picture: {self.name} must return a CPU tensor [channels, height, width], a PIL image, "
+            f"or an array [height, width, channels], of uint8, float16, float32 or float64; got {got}",
             remedy=remedy,
         )
 
@@ -345,7 +359,7 @@ class PerPicture:
 _DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64)
 """What a transform may return: dtypes that NumPy has, too, which worker processes send."""
 _RANDOM_FUNCTIONS = {
-    torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
+    torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson,
     torch.rand, torch.randint, torch.randn, torch.randperm,
     torch._sample_dirichlet, torch._standard_gamma,  # of `torch.distributions`
     torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.cauchy_, torch.Tensor.exponential_,
@@ -406,6 +420,8 @@ def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | 
     """
     if augment is None or isinstance(augment, (RandomAugmentation, PerPicture)):
         return augment
+    if augment in (RandomAugmentation, per_picture):
+        raise SettingError(f"augment is {_name(augment)} itself", remedy="call it, with its arguments")
     if isinstance(augment, str):
         if augment in ("three", "trivial") or augment.startswith("rand-"):
             raise SettingError(

@@ -59,7 +59,8 @@ def check_mixable(mixup: float, cutmix: float, classes: Sequence[str], path: obj
         zeros = ", ".join(f"{name}=0" for name in names)
         raise SettingError(
             f"augment has {settings}, which mixes classes as it mixes pictures; samples of {path} have none",
-            remedy=f"give RandomAugmentation with {zeros}",
+            remedy=f"give augment=dataclasses.replace(settings, {zeros}), with settings such as "
+            "loaders.AUGMENTATIONS['torchvision']",
         )
 
 

@@ -55,7 +55,8 @@ class RandomAugmentation:
         solarize: probability that all values of at least 128 are inverted.
         erase: probability that a rectangle is erased, of 2 to 33% of the picture, as by torchvision's
             `RandomErasing`; to ImageNet's mean colour, (124, 116, 104).
-        mixup: alpha of the Beta distribution by which MixUp blends pictures of a batch; 0: no MixUp.
+        mixup: alpha of the Beta distribution by which MixUp blends pictures of a batch; 0: no MixUp. Labels
+            are mixed as the first view is.
         cutmix: alpha of the Beta distribution by which CutMix puts a part of a picture into another; 0: no
             CutMix.
         views: how many times each picture is drawn, at most 64; or settings of each view.
@@ -85,10 +86,9 @@ class RandomAugmentation:
     size: Size | None = None
 
     def __post_init__(self) -> None:
-        for name, pair, high in (("scale", self.scale or (1.0, 1.0), 1.0), ("ratio", self.ratio, math.inf)):
-            are_two = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(is_number, pair))
-            if not (are_two and 0 < pair[0] <= pair[1] <= high):
-                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {high}, got {pair!r}")
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _check_pair("scale", self.scale, 1.0))
+        object.__setattr__(self, "ratio", _check_pair("ratio", self.ratio, math.inf))
         for name in ("flip", "jitter", "grey", "blur", "solarize", "erase"):
             check_share(name, getattr(self, name))
         self._check_jitter()
@@ -182,6 +182,14 @@ class RandomAugmentation:
             if any(getattr(view, name) > 0 for view in self._distinct_views):
                 names.append(name)
         return tuple(names)
+
+
+def _check_pair(name: str, pair: object, high: float) -> tuple[float, float]:
+    """Return a pair of numbers, in a tuple or list, as a tuple, or raise SettingError."""
+    numbers = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    if not (len(numbers) == 2 and all(map(is_number, numbers)) and 0 < numbers[0] <= numbers[1] <= high):
+        raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {high}, got {pair!r}")
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

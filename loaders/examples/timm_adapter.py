@@ -140,6 +140,9 @@ def create_loader(
         raise SettingError(
             f"--batch-size {batch_size} with MixUp or CutMix, which mix pairs", remedy="give an even one"
         )
+    crop_pct = others.get("crop_pct") or loaders.Serving().crop_ratio
+    if is_training and not augments:
+        crop_pct = 1.0
     device = others.get("device", torch.device("cuda"))
     re_prob = (others.get("re_prob") or 0.0) if augments else 0.0
     is_constant = others.get("re_mode", "const") == "const" and others.get("re_count", 1) == 1
@@ -156,7 +159,7 @@ def create_loader(
         seed=dataset.seed,
         dtype=others.get("img_dtype") or torch.float32,
         normalize=(others["mean"], others["std"]),
-        serving=loaders.Serving(crop_ratio=others.get("crop_pct") or loaders.Serving().crop_ratio),
+        serving=loaders.Serving(crop_ratio=crop_pct),
         sampling=loaders.Sampling(last="drop" if is_training else "partial"),
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )
@@ -180,8 +183,8 @@ def make_augmentation(
     auto_augment: str | None = None,
     color_jitter: Any = 0.4,
     color_jitter_prob: float | None = None,
-    grayscale_prob: float = 0.0,
-    gaussian_blur_prob: float = 0.0,
+    grayscale_prob: float | None = None,
+    gaussian_blur_prob: float | None = None,
     erase: float = 0.0,
     **_: object,
 ) -> loaders.RandomAugmentation:
@@ -211,10 +214,10 @@ def make_augmentation(
         ratio=tuple(ratio or (3 / 4, 4 / 3)),
         flip=hflip,
         policy=policy,
-        jitter=1.0 if color_jitter_prob is None else color_jitter_prob,
+        jitter=1.0 if color_jitter_prob is None or not any(color_jitter) else color_jitter_prob,
         **colors,
-        grey=grayscale_prob,
-        blur=gaussian_blur_prob,
+        grey=grayscale_prob or 0.0,
+        blur=gaussian_blur_prob or 0.0,
         erase=erase,
     )
 

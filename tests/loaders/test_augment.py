@@ -166,6 +166,8 @@ def test_a_transform_of_one_picture_is_refused_at_once(function: Any, converted:
         ("rand-m7", r"RandomAugmentation\(policy='rand-m7'\)"),
         ("dinov2", "did you mean 'dino'"),
         (3, "names: crop, eval"),
+        (RandomAugmentation, "RandomAugmentation itself; call it"),
+        (loaders.per_picture, "per_picture itself; call it"),
     ],
 )
 def test_what_is_no_augmentation_is_refused_with_one(augment: Any, remedy: str, raw_tree: Path) -> None:

@@ -15,6 +15,7 @@ from loaders import dataset
 from precache.errors import DatasetError, SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
+from tests.loader_contract import ids_of
 
 
 def test_auto_backend_builds_without_dali_for_any_folder(
@@ -118,10 +119,14 @@ def test_a_batch_may_be_larger_than_the_split(raw_tree: Path, converted: dict[st
 def test_a_state_of_another_loader_is_refused(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16) as loader:
         changes: list[dict[str, Any]] = [
-            {"epoch": None}, {"epoch": "x"}, {"served_batches": -3}, {"served_batches": 99}, {"seed": 7},
-            {"global_batch_size": 7}, {"dataset": "another"},
+            {"epoch": None}, {"epoch": "x"}, {"epoch": 2**64}, {"served_batches": -3}, {"served_batches": 99},
+            {"seed": 7}, {"global_batch_size": 7}, {"dataset": "another"},
         ]  # fmt: skip
         others = [{**loader.state_dict(), **change} for change in changes]
         for state in (None, [], "x", 5, {}, *others):
             with pytest.raises(SettingError, match="state"):
                 loader.load_state_dict(state)  # type: ignore[arg-type]
+        with pytest.raises(SettingError, match="epoch must be"):
+            loader.set_epoch(2**64)
+        loader.set_epoch(2**32)
+        assert sorted(ids_of(loader)) == [*range(IMAGES)]

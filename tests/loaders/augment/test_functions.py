@@ -64,6 +64,7 @@ def own_function() -> Any:
         values = [
             torch.normal(0.0, 1.0, (1,)),
             torch.bernoulli(torch.full((1,), 0.5)),
+            torch.binomial(torch.tensor([9.0]), torch.tensor([0.5])),
             torch.multinomial(torch.ones(9), 1).float(),
             torch.rand_like(pixels[0, 0, :1]),
             torch.distributions.Beta(torch.tensor([1.0]), torch.tensor([1.0])).sample(),
@@ -155,6 +156,9 @@ def test_floats_and_palettes_are_pictures() -> None:
         ({"image": PICTURE}, "got dict; return the picture alone"),
         (torch.zeros(2, 3, 4, 4), r"got float32 \[2, 3, 4, 4\]"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), r"got int64 \[3, 4, 4\]"),
+        (PICTURE.transpose(2, 0, 1), r"got uint8 \[3, 40, 48\]; return torch.from_numpy"),
+        (PICTURE[:0], r"got uint8 \[0, 48, 3\]"),
+        (torch.zeros(3, 4, 4, device="meta"), r"got float32 \[3, 4, 4\] on meta"),
         (PICTURE > 3, r"got bool \[40, 48, 3\]"),
         (Image.new("1", (4, 4)), "got a PIL image of mode 1"),
     ],

@@ -360,6 +360,9 @@ def test_rand_augment_is_parsed() -> None:
     ("settings", "message"),
     [
         ({"policy": "rand-m11"}, r"policy 'rand-m11': magnitudes are 0 to 10"),
+        ({"scale": ()}, "scale must be two numbers"),
+        ({"scale": 0}, "scale must be two numbers"),
+        ({"ratio": np.array([1.0, 2.0])}, "ratio must be two numbers"),
         ({"policy": "rand-m7.5"}, "policy 'rand-m7.5': m must be a whole number"),
         ({"policy": "rand-n0"}, "n is from 1 to 16"),
         ({"policy": "rand-p1.5"}, "p is a probability"),
@@ -414,4 +417,6 @@ def test_properties_name_what_a_recipe_needs() -> None:
     assert three.needs_colour == ("grey of policy 'three'", "saturation")
     assert [view.size for view in dino.view_settings] == [None] * 2 + [96] * 8
     assert [view.views for view in simclr.view_settings] == [1, 1]
-    assert hash(RandomAugmentation(views=[RandomAugmentation(size=[8, 8])])) is not None
+    view = {"size": [8, 8], "scale": [0.2, 1], "ratio": [1, 2]}  # lists, as argparse makes them
+    tuples = {name: tuple(pair) for name, pair in view.items()}
+    assert len({RandomAugmentation(views=[RandomAugmentation(**pairs)]) for pairs in (view, tuples)}) == 1

@@ -225,6 +225,22 @@ def test_a_mixed_batch_is_the_unmixed_one_mixed(
         assert check_mixed(mixed, plain) == mixed_pictures
 
 
+def test_labels_are_mixed_as_the_first_view(converted: dict[str, Path]) -> None:
+    """In a small view the box of CutMix has another share of the pixels."""
+    large, small = (loaders.RandomAugmentation(size=size) for size in (40, 5))
+    settings: dict[str, Any] = {"batch_size": 16, "workers": 1}
+    mixed, single = (
+        build_loader(
+            converted["shards"], augment=loaders.RandomAugmentation(views=views, cutmix=1.0), **settings
+        )
+        for views in ([large, small], [large])
+    )
+    with mixed, single:
+        for batch, due in zip(mixed, single, strict=True):
+            assert torch.equal(batch.views[0], due.images)
+            assert torch.equal(batch.labels, due.labels)
+
+
 def test_mixing_needs_classes(raw_tree: Path) -> None:
     with pytest.raises(SettingError, match=r"mixup 0\.2 and cutmix 1") as caught:
         build_loader(raw_tree, class_depth=0, augment="torchvision")
@@ -351,6 +367,7 @@ def test_a_transform_draws_by_seed_epoch_and_id_alone(
         batch = next(iter(loader))
     images = torch.stack([due[i][0] for i in batch.ids.tolist()])
     assert batch.images.dtype == torch.float32
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
     if is_float:
         assert torch.equal(batch.images, images), "floats are not normalised"
     else:
@@ -359,7 +376,8 @@ def test_a_transform_draws_by_seed_epoch_and_id_alone(
 
 
 def draw_by_other_libraries(image: Image.Image) -> torch.Tensor:
-    return torch.full((3, 2, 2), random.random() + np.random.rand(), dtype=torch.float64)
+    dropped = torch.dropout(torch.ones(64), 0.5, train=True).mean()  # it can be given no generator
+    return torch.full((3, 2, 2), random.random() + np.random.rand() + float(dropped), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", ["raw", "shards"])
@@ -517,7 +535,7 @@ def test_a_transform_that_no_worker_process_can_have_is_refused(
     typed_in.__module__ = "__main__"  # as in a program that is given by `python -c`
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(processes, "start_method", lambda: "spawn")
-    for transform in (lambda image: image, typed_in):
+    for transform in (lambda image: image, typed_in, partial(typed_in)):
         augment = loaders.per_picture(transform)
         with build_loader(converted["shards"], augment=augment, **PROCESSES) as loader:
             with pytest.raises(SettingError, match="'spawn'") as caught:

@@ -102,11 +102,12 @@ def test_set_epoch_of_the_dataset_sets_the_epoch_of_the_loader(data: Path) -> No
         ),
         ({"color_jitter": 0.4, "color_jitter_prob": 0.8}, {"jitter": 0.8, **JITTER}),
         ({"grayscale_prob": 0.2, "gaussian_blur_prob": 0.5}, {"grey": 0.2, "blur": 0.5, **JITTER}),
+        ({"grayscale_prob": None, "gaussian_blur_prob": None}, JITTER),  # as train.py has them by default
         # RandAugment turns the jitter off in timm, and ThreeAugment does not
         ({"auto_augment": "rand-m9-mstd0.5-inc1"}, {"policy": "rand-m9-mstd0.5-inc1"}),
         ({"auto_augment": "3a"}, {"policy": "three", **JITTER}),
     ],
-    ids=["crops", "jitter", "grey-blur", "rand", "3a"],
+    ids=["crops", "jitter", "grey-blur", "none", "rand", "3a"],
 )
 def test_augmentation_is_that_of_the_arguments(options: dict[str, Any], settings: dict[str, Any]) -> None:
     assert adapter.make_augmentation(**options) == loaders.RandomAugmentation(**settings)
@@ -139,6 +140,11 @@ def test_loader_has_the_properties_of_timms_own_loader(data: Path) -> None:
         if isinstance(value, property):
             getattr(training, name)
     assert len(training.batch_sampler) == len(training) == len(list(training.batch_sampler))
+
+
+def test_without_augmentation_training_shows_all_of_the_shorter_side(data: Path) -> None:
+    _, training = create_training(data, no_aug=True)
+    assert training.loader.spec.serving.crop_ratio == 1.0
 
 
 def test_validation_shows_the_share_of_crop_pct(data: Path) -> None:

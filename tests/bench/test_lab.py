@@ -113,7 +113,7 @@ def test_accuracy_trains_each_loader_once_and_compares_it(raw_tree: Path, tmp_pa
     assert (tmp_path / "a.json").read_bytes() == first_run, "nothing is trained again"
 
 
-@pytest.mark.parametrize("name", ["epyc-2cpu", "epyc-2cpu-30-seeds"])
+@pytest.mark.parametrize("name", ["epyc-2cpu", "epyc-2cpu-30-seeds", "xeon-2cpu-torchvision-recipe"])
 def test_accuracy_shows_the_trainings_of_the_page_of_results(name: str) -> None:
     accuracy = pytest.importorskip("bench.lab.accuracy", reason="pip install scipy")
     results = ROOT / "bench/results"

@@ -35,7 +35,7 @@ def on_ray(ray_cluster: Any) -> dict[str, Any]:
 def are_equal(a: Any, b: Any) -> bool:
     """Return whether two batches have the same images in each view, labels and ids."""
     pairs = zip((*a.views, a.labels, a.ids), (*b.views, b.labels, b.ids), strict=True)
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+    return all(part.dtype == due.dtype and torch.equal(part, due) for part, due in pairs)
 
 
 def shrink(image: Any) -> torch.Tensor:

@@ -29,7 +29,7 @@ from precache.errors import ImageError, SettingError, WorkerError, check_range, 
 from precache.pictures.images import Size, as_size
 
 _AHEAD_BATCHES = 3
-_MAX_EPOCH = 2**32
+_MAX_EPOCH = 2**32  # far below where the hashes and generators that draw an epoch overflow
 _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)

@@ -125,7 +125,7 @@ class Pipeline:
         padding = None
         if request.padding:
             padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
-        served, mixings = [], []
+        served, first_mixing = [], None
         for number in range(self._views):
             pictures = views[number if len(views) > 1 else 0]
             if isinstance(self._late, CheckedFunction):
@@ -139,15 +139,14 @@ class Pipeline:
                 mixing = draw_mixing(*alphas, self._seed, request.epoch, ids.numpy(), shape)
                 if mixing is not None:
                     pictures = mix_images(pictures, mixing)
-                    mixings.append(mixing)
+                    # in views of other sizes, a box of CutMix has whole pixels of another share
+                    first_mixing = first_mixing or mixing
             served.append(self._finish(pictures))
         batch = Batch(served if len(served) > 1 else served[0], labels, ids, padding, fields)
-        # in views of other sizes, a box of CutMix has whole pixels of another share
-        first = mixings[0] if mixings else None
         if self._mixes is not None:  # also where a batch of one picture has no other to mix it with
-            batch[1] = mix_labels(labels, first, len(self._data.classes))
-        if first is not None:
-            batch.partners = torch.from_numpy(first.partners)
+            batch[1] = mix_labels(labels, first_mixing, len(self._data.classes))
+        if first_mixing is not None:
+            batch.partners = torch.from_numpy(first_mixing.partners)
         batch.ready = self.lane.mark()
         return batch
 

@@ -68,7 +68,7 @@ class CheckedFunction:
             pass
         if self._name in ("CutMix", "MixUp"):
             raise SettingError(
-                f"augment takes no {self._name} of other packages",
+                f"augment takes no {self._name} that mixes images and labels alone",
                 remedy="give augment=loaders.RandomAugmentation(mixup=0.2, cutmix=1.0), which crops and "
                 "mirrors, too; or mix in the training loop",
             )
@@ -168,9 +168,9 @@ def per_picture(transform: PictureFunction) -> "PerPicture":
 
     What it draws depends on the loader's seed, epoch and sample alone, in any thread or process, for
 
-        torch, so torchvision   in worker processes all that draws on the CPU; in threads, see
-                                `Reading.engine`, functions that can be given a generator, and are given none,
-                                but `torch.randint_like`; no scripted module
+        torch, so torchvision   in worker processes, see `Reading.engine`, all that draws on the CPU; in
+                                threads only functions that take a generator and are given none, but for
+                                `torch.randint_like`, and not in scripted modules
         Albumentations          from 1.4.24 on; each thread has a copy of the transform
         random, numpy.random    functions of the modules, `random.random()`, in worker processes; not in
                                 threads, for which alone nobody can set these generators. torchvision's v1
@@ -420,7 +420,7 @@ def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | 
     """
     if augment is None or isinstance(augment, (RandomAugmentation, PerPicture)):
         return augment
-    if augment in (RandomAugmentation, per_picture):
+    if augment is RandomAugmentation or augment is per_picture:
         raise SettingError(f"augment is {_name(augment)} itself", remedy="call it, with its arguments")
     if isinstance(augment, str):
         if augment in ("three", "trivial") or augment.startswith("rand-"):
